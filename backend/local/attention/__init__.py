@@ -1,0 +1,1 @@
+"""Attention of one step, as a plan of spans and its executors."""

@@ -1,0 +1,1 @@
+"""The decoder and everything that brings its weights: configuration, formats, the default model."""

@@ -1,0 +1,1 @@
+"""Runs programs: lowers the operations of a state to the calls of a backend."""
