@@ -1,0 +1,120 @@
+"""What all tests share: the default model, tiny random models, and who may run where."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the GPU tests where there is no GPU; torch is asked only if there are such tests."""
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu_items:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in gpu_items:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def default_model_folder() -> Path:
+    """The default model's folder, fetched and converted by our own code where it is not there yet."""
+    from stemma.backend.local.model.default_model import ensure_default_model
+
+    return ensure_default_model()
+
+
+TinyModel = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """A maker of random Llama models: `tiny_model(seed=1, num_hidden_layers=3)` is the model's folder.
+
+    Named arguments are those of `LlamaConfig`. The same arguments give the same folder within a session. The
+    tokenizer is byte-level BPE with ChatML control tokens and template, so every text can be encoded.
+    """
+    made: dict[str, Path] = {}
+
+    def make(*, seed: int = 0, **config: Any) -> Path:
+        key = json.dumps([seed, config], sort_keys=True)
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("tiny")
+            write_tiny_model(made[key], seed=seed, **config)
+        return made[key]
+
+    return make
+
+
+def write_tiny_model(folder: Path, *, seed: int, **config: Any) -> None:
+    """Save a random Llama model and its tokenizer as a hub repository has them."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    write_tiny_tokenizer(folder)
+    settings: dict[str, Any] = {
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 1024,
+        # Far larger than a trained model's, so that the next tokens differ clearly in probability.
+        "initializer_range": 0.3,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "tie_word_embeddings": True,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        LlamaForCausalLM(LlamaConfig(**{**settings, **config})).save_pretrained(folder)
+
+
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+CONTROL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TRAINING_TEXT = [
+    "The quick brown fox jumps over the lazy dog. A stemma is the tree by which texts descend.",
+    "Give three tips about sleep. Tip 1: go to bed at the same time every day, and keep it dark.",
+    "def add(a, b):\n    return a + b\n\nprint(add(1, 2))  # 3, and 12345 + 67890 is 80235",
+    'The answer is yes. The answer is no. {"name": "value", "list": [1, 2, 3]} Paris, Rome, Berlin.',
+]
+
+
+def write_tiny_tokenizer(folder: Path) -> None:
+    """A byte-level BPE tokenizer of at most 512 tokens, trained on four lines."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=512,
+        special_tokens=CONTROL_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TRAINING_TEXT, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|endoftext|>",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "add_bos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 1024,
+        "chat_template": CHATML,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")

@@ -1,0 +1,78 @@
+"""How commands end: what they print and their exit status."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from stemma.cli import app, errors_told
+from stemma.lang.errors import ModelLoadError, Site, UnknownVariable
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "stemma", *arguments],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        env={**os.environ, **environment},
+    )
+
+
+def test_version_is_the_installed_one() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.output == f"stemma {version('stemma-lm')}\n"
+
+
+def test_help_names_the_commands() -> None:
+    result = CliRunner().invoke(app, ["--help"])
+    assert result.exit_code == 0
+    assert "demo" in result.output
+
+
+def test_an_unknown_option_is_a_usage_error() -> None:
+    assert CliRunner().invoke(app, ["demo", "--modell", "x"]).exit_code == 2
+
+
+def test_a_missing_model_is_one_message_without_a_traceback() -> None:
+    result = run("demo", "--model", "/not/there")
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: there is no model at /not/there: ")
+    assert "Traceback" not in result.stderr
+
+
+def test_the_model_of_the_environment_is_taken() -> None:
+    result = run("demo", STEMMA_MODEL="/nor/here")
+    assert result.returncode == 1
+    assert "/nor/here" in result.stderr
+
+
+def test_an_error_of_a_program_is_told_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    error = UnknownVariable("no variable named 'x'")
+    error.site = Site("program.py", 7, "main")
+    with pytest.raises(typer.Exit) as ended, errors_told():
+        raise error
+    assert ended.value.exit_code == 1
+    assert capsys.readouterr().err == "error: program.py:7 in main: no variable named 'x'\n"
+
+
+def test_an_error_of_ours_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit), errors_told():
+        raise ModelLoadError("the model is broken")
+    assert capsys.readouterr().err == "error: the model is broken\n"
+
+
+def test_a_defect_keeps_its_traceback() -> None:
+    with pytest.raises(ZeroDivisionError), errors_told():
+        raise ZeroDivisionError
