@@ -1,1 +1,1 @@
-"""Stemma: a language for structured LLM programs, and a local engine that computes every shared prefix once."""
+"""Stemma: a language for structured LLM programs, and an engine that computes every prefix once."""

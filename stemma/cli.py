@@ -1,7 +1,7 @@
 """The command line: `stemma demo`, `stemma --version`.
 
-Owns how a command ends: an error of ours is one message and exit status 1, Ctrl-C is status 130. Heavy imports
-happen inside the commands, so that `--help` is quick.
+Owns how a command ends: an error of ours is one message and exit status 1, Ctrl-C is status 130.
+Heavy imports happen inside the commands, so that `--help` is quick.
 """
 
 from __future__ import annotations

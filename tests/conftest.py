@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def default_model_folder() -> Path:
-    """The default model's folder, fetched and converted by our own code where it is not there yet."""
+    """The default model's folder; our own code fetches and converts it where it is not there."""
     from stemma.backend.local.model.default_model import ensure_default_model
 
     return ensure_default_model()
@@ -35,10 +35,11 @@ TinyModel = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
-    """A maker of random Llama models: `tiny_model(seed=1, num_hidden_layers=3)` is the model's folder.
+    """A maker of random Llama models: `tiny_model(seed=1, num_hidden_layers=3)` is a folder.
 
-    Named arguments are those of `LlamaConfig`. The same arguments give the same folder within a session. The
-    tokenizer is byte-level BPE with ChatML control tokens and template, so every text can be encoded.
+    Named arguments are those of `LlamaConfig`. The same arguments give the same folder within a
+    session. The tokenizer is byte-level BPE, so every text can be encoded, with ChatML control
+    tokens and template.
     """
     made: dict[str, Path] = {}
 
@@ -88,7 +89,7 @@ TRAINING_TEXT = [
     "The quick brown fox jumps over the lazy dog. A stemma is the tree by which texts descend.",
     "Give three tips about sleep. Tip 1: go to bed at the same time every day, and keep it dark.",
     "def add(a, b):\n    return a + b\n\nprint(add(1, 2))  # 3, and 12345 + 67890 is 80235",
-    'The answer is yes. The answer is no. {"name": "value", "list": [1, 2, 3]} Paris, Rome, Berlin.',
+    'The answer is yes. The answer is no. {"name": "value", "list": [1, 2]} Paris, Rome, Berlin.',
 ]
 
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 import typer

@@ -1,4 +1,4 @@
-"""Imports go down only: stemma -> interpreter -> backend -> lang; and looking at the door loads no engine."""
+"""Imports go down only: stemma -> interpreter -> backend -> lang; the door loads no engine."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_file_imports_only_from_its_floor_and_those_below(floor: str, path: Pa
     found = {
         module for module in imported_modules(tree) if floor_of(module) not in (None, *allowed)
     }
-    # `from stemma.lang import ops` mentions both `stemma.lang` and `stemma.lang.ops`, never `stemma`.
+    # `from stemma.lang import ops` mentions `stemma.lang` and `stemma.lang.ops`, never `stemma`.
     assert found == set()
 
 

@@ -1,4 +1,4 @@
-"""The wheel is the whole house: built from a clean copy, it has every module and imports without the sources."""
+"""The wheel is the whole house: it has every module and imports without the sources."""
 
 from __future__ import annotations
 
