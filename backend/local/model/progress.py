@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
@@ -47,17 +47,19 @@ def show_progress(console: Console | None = None) -> Iterator[Callable[[Progress
     with RichProgress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bars:
-        task = bars.add_task("", total=None)
+        task: TaskID | None = None
         step = ""
 
         def report(progress: Progress) -> None:
-            nonlocal step
+            nonlocal task, step
             if progress.step != step:
                 step = progress.step
-                bars.reset(task, description=step, total=progress.total)
+                if task is not None:
+                    bars.remove_task(task)
+                task = bars.add_task(step, total=progress.total)
                 if not console.is_terminal:
                     console.print(f"{step} ...", highlight=False)
-            if progress.done is not None:
+            if task is not None and progress.done is not None:
                 bars.update(task, completed=progress.done)
 
         yield report
