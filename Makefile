@@ -22,13 +22,13 @@ demo: $(VENV)/run.stamp $(LINKS)  ## run the example program on the default mode
 	$(BIN)/stemma demo
 
 test: $(VENV)/dev.stamp $(LINKS)  ## all tests; those for a GPU skip themselves where there is none
-	$(BIN)/python -m pytest
+	$(BIN)/pytest
 
 test-fast: $(VENV)/dev.stamp $(LINKS)  ## the tests that need no model
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/pytest -m "not slow and not gpu"
 
 test-gpu: $(VENV)/dev.stamp $(LINKS)  ## the tests for a GPU, and only those
-	$(BIN)/python -m pytest -m gpu
+	$(BIN)/pytest -m gpu
 
 lint: types  ## ruff and mypy
 	$(BIN)/ruff check .
