@@ -1,0 +1,106 @@
+"""Every exception that a user of Stemma can meet: one family under `StemmaError`.
+
+Raised by all floors of the house; imported by users as `stemma.errors`. An error names the thing, the place and
+the remedy. Errors that belong to an operation of a program carry the place that queued it (`site`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The program's own source line that queued an operation."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+class StemmaError(Exception):
+    """Base of the family.
+
+    `site` is the program line that queued the failed operation, `state` the ProgramState of the run that failed;
+    both are None where no program was involved.
+    """
+
+    site: Site | None = None
+    state: Any = None
+
+
+class InvalidArgument(StemmaError, ValueError):
+    """A parameter has a value that cannot be meant. Raised where it is written."""
+
+
+class UnknownVariable(StemmaError, KeyError):
+    """A variable is read that no operation of the branch defines."""
+
+    def __str__(self) -> str:  # KeyError would print the repr of the sentence
+        return str(self.args[0]) if self.args else ""
+
+
+class Timeout(StemmaError, TimeoutError):
+    """A time limit passed; the work was cancelled and its cache released."""
+
+
+class Cancelled(StemmaError):
+    """The work was cancelled. `partial` is the text generated until then."""
+
+    def __init__(self, message: str, *, partial: str = "") -> None:
+        super().__init__(message)
+        self.partial = partial
+
+
+class Truncated(StemmaError):
+    """A typed value was read whose text `max_tokens` cut off. `partial` is the text. Fails neither branch nor run."""
+
+    def __init__(self, message: str, *, partial: str = "") -> None:
+        super().__init__(message)
+        self.partial = partial
+
+
+class ConstraintError(StemmaError):
+    """A regular expression, schema or grammar cannot be used; says where and what was expected."""
+
+
+class ContextOverflow(StemmaError):
+    """Prompt and output do not fit the model's context. Carries both numbers."""
+
+    def __init__(self, message: str, *, needed: int, limit: int) -> None:
+        super().__init__(message)
+        self.needed = needed
+        self.limit = limit
+
+
+class UnsupportedByBackend(StemmaError):
+    """The backend cannot do what was asked. Nothing is dropped silently."""
+
+
+class OutOfCacheMemory(StemmaError):
+    """The KV pool can never hold the request. Carries both numbers, in tokens."""
+
+    def __init__(self, message: str, *, needed: int, limit: int) -> None:
+        super().__init__(message)
+        self.needed = needed
+        self.limit = limit
+
+
+class ModelLoadError(StemmaError):
+    """A model cannot be found, fetched, read or run; says which and what to do."""
+
+
+class SyntaxProblem(StemmaError):
+    """A program's text is not well formed."""
+
+
+class BackendClosed(StemmaError):
+    """The backend was closed, or its process was forked, and takes no more work."""
+
+
+class EngineInvariantError(StemmaError):
+    """The engine found its own books wrong. A defect of Stemma: please report it with the message."""
