@@ -1,0 +1,185 @@
+"""What one draw asks for, and the part of it that changes logits: penalties, bias, bans, masks.
+
+`Draw` is built by the engine for every row it wants a token of. The sampler applies the rules,
+before temperature and cuts, to a copy of the rows that have any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stemma.lang.errors import EngineInvariantError
+from stemma.lang.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draw:
+    """What one row needs to be sampled.
+
+    seed, counter: the request's 64-bit seed and the index of this draw within the request; they
+    alone decide the random number.
+    prompt_ids: only looked at when repetition_penalty is not 1.
+    output_ids: only looked at when a penalty is on.
+    banned: ids that must not come now (the ends, while min_tokens holds).
+    allowed: what alone may come, as token ids or as a bool mask of [vocab]; None allows all.
+    """
+
+    params: SamplingParams
+    seed: int
+    counter: int
+    prompt_ids: NDArray[Any] | None = None
+    output_ids: Sequence[int] | None = None
+    banned: tuple[int, ...] = ()
+    allowed: Tensor | NDArray[Any] | None = None
+
+
+def has_rules(draw: Draw) -> bool:
+    """Whether the draw's logits are not simply the model's."""
+    p = draw.params
+    return bool(
+        draw.banned
+        or draw.allowed is not None
+        or p.logit_bias
+        or p.repetition_penalty != 1
+        or p.frequency_penalty
+        or p.presence_penalty
+    )
+
+
+def apply_rules(x: Tensor, draws: Sequence[Draw]) -> None:
+    """Change row i of the logits x [n, vocab] (fp32 or fp64, contiguous) as draw i says. In place.
+
+    Order: repetition penalty (on prompt and output), frequency and presence penalties (on the
+    output), bias, bans, allowed. What may not come is lowered by infinity, not overwritten: no bias
+    lifts it again, and a NaN below it stays a NaN. Banned and allowed ids outside the vocabulary
+    mean nothing; an id of prompt, output or bias outside it raises EngineInvariantError.
+    """
+    _repeat(x, draws)
+    _add(x, draws)
+    _restrict(x, draws)
+
+
+def bias_outside(draw: Draw, vocab: int) -> str | None:
+    """What is wrong with the ids of `logit_bias`, in words, if anything."""
+    ids = [token for token, _ in draw.params.logit_bias]  # sorted, so the ends tell
+    if not ids or 0 <= ids[0] <= ids[-1] < vocab:
+        return None
+    wrong = ids[0] if ids[0] < 0 else ids[-1]
+    return f"logit_bias names token {wrong}, but the model's tokens are 0 to {vocab - 1}"
+
+
+def why_not(row: Tensor, draw: Draw) -> str:
+    """Why no token can be drawn from these logits [vocab], in words."""
+    if bool(row.isnan().any()):
+        return "the model's logits hold NaN"
+    if float(row.max()) == float("inf"):
+        return "the model's logits hold +inf"
+    if float(row.max()) == -float("inf"):
+        return "all of the model's logits are -inf"
+    x = row[None].to(torch.float64 if row.dtype == torch.float64 else torch.float32, copy=True)
+    apply_rules(x, [draw])
+    if bool((x == -torch.inf).all()):
+        return "no token is left: allowed and banned tokens and logit_bias exclude every one"
+    return "logit_bias or a penalty makes a logit too large to be represented"
+
+
+def to_device(array: NDArray[Any], like: Tensor) -> Tensor:
+    """The array as a tensor on the device of `like`, without waiting; fp64 becomes fp32 on MPS."""
+    if like.device.type == "mps" and array.dtype == np.float64:
+        array = array.astype(np.float32)
+    return torch.from_numpy(array).to(like.device, non_blocking=True)
+
+
+def _repeat(x: Tensor, draws: Sequence[Draw]) -> None:
+    vocab = x.shape[1]
+    cells: list[NDArray[np.int64]] = []
+    strengths: list[NDArray[np.float64]] = []
+    for i, draw in enumerate(draws):
+        if draw.params.repetition_penalty != 1:
+            for ids in (draw.prompt_ids, draw.output_ids):
+                known = _checked(ids, vocab)
+                cells.append(i * vocab + known)
+                strengths.append(np.full(len(known), draw.params.repetition_penalty))
+    if not cells:
+        return
+    at = to_device(np.concatenate(cells), x)
+    strength = to_device(np.concatenate(strengths), x).to(x.dtype)
+    flat = x.view(-1)
+    before = flat[at]
+    # An id that occurs twice is written twice, with the same value: it counts once.
+    flat[at] = torch.where(before > 0, before / strength, before * strength)
+
+
+def _add(x: Tensor, draws: Sequence[Draw]) -> None:
+    vocab = x.shape[1]
+    cells: list[NDArray[np.int64]] = []
+    amounts: list[NDArray[np.floating[Any]]] = []
+
+    def put(row: int, ids: NDArray[np.int64], amount: NDArray[np.floating[Any]]) -> None:
+        cells.append(row * vocab + ids)
+        amounts.append(amount)
+
+    for i, draw in enumerate(draws):
+        p = draw.params
+        if p.frequency_penalty or p.presence_penalty:
+            ids, counts = np.unique(_checked(draw.output_ids, vocab), return_counts=True)
+            put(i, ids, -p.frequency_penalty * counts - p.presence_penalty)
+        if p.logit_bias:
+            ids = _checked([token for token, _ in p.logit_bias], vocab)
+            put(i, ids, np.array([bias for _, bias in p.logit_bias]))
+        if draw.banned:
+            ids = np.array([token for token in draw.banned if 0 <= token < vocab], dtype=np.int64)
+            put(i, ids, np.full(len(ids), -np.inf))
+    if not cells:
+        return
+    # Summed here, so that a cell is written once: on a GPU the order of several additions is open.
+    distinct, which = np.unique(np.concatenate(cells), return_inverse=True)
+    total = np.bincount(which, weights=np.concatenate(amounts), minlength=len(distinct))
+    flat = x.view(-1)
+    flat[to_device(distinct, x)] += to_device(total, x).to(x.dtype)
+
+
+def _restrict(x: Tensor, draws: Sequence[Draw]) -> None:
+    limited = [i for i, draw in enumerate(draws) if draw.allowed is not None]
+    if not limited:
+        return
+    here = np.zeros((len(limited), x.shape[1]), dtype=np.bool_)
+    elsewhere: list[tuple[int, Tensor]] = []  # already on the device: they stay there
+    for at, i in enumerate(limited):
+        allowed = draws[i].allowed
+        if isinstance(allowed, Tensor) and allowed.device.type != "cpu":
+            elsewhere.append((at, allowed))
+        else:
+            _mark(here[at], np.asarray(allowed))
+    mask = to_device(here, x)
+    for at, tensor in elsewhere:
+        if tensor.dtype == torch.bool:
+            mask[at] = tensor
+        else:
+            mask[at].index_fill_(0, tensor.long(), True)
+    rows = to_device(np.array(limited, dtype=np.int64), x)
+    x.index_add_(0, rows, torch.where(mask, 0.0, -torch.inf).to(x.dtype))
+
+
+def _mark(row: NDArray[np.bool_], allowed: NDArray[Any]) -> None:
+    if allowed.dtype != np.bool_:
+        row[allowed[(allowed >= 0) & (allowed < len(row))].astype(np.int64)] = True
+    elif allowed.shape == row.shape:
+        row[:] = allowed
+    else:
+        raise EngineInvariantError(f"mask of shape {allowed.shape}, vocabulary of {len(row)}")
+
+
+def _checked(ids: Sequence[int] | NDArray[Any] | None, vocab: int) -> NDArray[np.int64]:
+    known = np.array([] if ids is None else ids, dtype=np.int64)
+    if len(known) and not 0 <= known.min() <= known.max() < vocab:
+        span = f"{known.min()} to {known.max()}"
+        raise EngineInvariantError(f"token ids from {span} in a vocabulary of {vocab}")
+    return known
