@@ -1,0 +1,261 @@
+"""The words of the language: `gen`, `select`, `user`, ... Each builds operations and checks what it
+is given.
+
+Written in programs (`s += st.gen("x")`); nothing here runs anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+from stemma.lang.choices import ChoicesMethod, token_length_normalized
+from stemma.lang.errors import InvalidArgument, UnsupportedByBackend
+from stemma.lang.ops import (
+    Chain,
+    Expr,
+    Gen,
+    Operation,
+    Role,
+    RoleBegin,
+    RoleEnd,
+    Score,
+    Select,
+    Text,
+    operations,
+)
+from stemma.lang.sampling import SamplingParams
+
+
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Iterable[str] | None = None,
+    stop_token_ids: Iterable[int] | None = None,
+    stop_regex: str | None = None,
+    include_stop: bool | None = None,
+    ignore_eos: bool | None = None,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    repetition_penalty: float | None = None,
+    logit_bias: Mapping[int, float] | None = None,
+    seed: int | None = None,
+    logprobs: bool | None = None,
+    top_logprobs: int | None = None,
+    heal: bool = True,
+    dtype: type | str | None = None,
+    choices: Iterable[str] | None = None,
+    choices_method: ChoicesMethod | str | None = None,
+    regex: str | None = None,
+    json_schema: str | Mapping[str, Any] | None = None,
+    grammar: str | None = None,
+    return_logprob: bool | None = None,
+    top_logprobs_num: int | None = None,
+    logprob_start_len: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+) -> Gen | Select:
+    """Let the model write; the text is the variable `name`.
+
+    The sampling parameters are those of `SamplingParams`; None leaves one to the run. `n` draws
+    that many samples: `s[name]` is their list and the branch goes on with the first. `heal=False`
+    takes the last token of the literal before as it is. `choices` makes it a `select`.
+    `return_logprob` and `top_logprobs_num` are SGLang's names of `logprobs` and `top_logprobs`.
+
+    Raises InvalidArgument for a value that cannot be meant, UnsupportedByBackend for what is not
+    built yet.
+
+    >>> s += "Capital of France:" + st.gen("capital", max_tokens=8, stop="\\n")  # doctest: +SKIP
+    """
+    _check_name("gen", name)
+    settings: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "min_tokens": min_tokens,
+        "n": n,
+        "stop": stop,
+        "stop_token_ids": stop_token_ids,
+        "stop_regex": stop_regex,
+        "include_stop": include_stop,
+        "ignore_eos": ignore_eos,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "frequency_penalty": frequency_penalty,
+        "presence_penalty": presence_penalty,
+        "repetition_penalty": repetition_penalty,
+        "logit_bias": logit_bias,
+        "seed": seed,
+        "logprobs": logprobs if logprobs is not None else return_logprob,
+        "top_logprobs": top_logprobs if top_logprobs is not None else top_logprobs_num,
+    }
+    settings = {key: value for key, value in settings.items() if value is not None}
+    if choices is not None:
+        temperature = settings.pop("temperature", 0.0)
+        if settings:
+            raise InvalidArgument(
+                f"gen(choices=...) draws nothing: {', '.join(settings)} has no meaning"
+            )
+        method = token_length_normalized if choices_method is None else choices_method
+        return select(name, choices, temperature=temperature, choices_method=method)
+    if choices_method is not None:
+        raise InvalidArgument("gen(choices_method=...) needs choices=[...]")
+    _refuse_unbuilt(
+        regex=regex,
+        json_schema=json_schema,
+        grammar=grammar,
+        dtype=None if dtype in (str, "str") else dtype,
+        logprob_start_len=logprob_start_len,
+        return_text_in_logprobs=return_text_in_logprobs,
+    )
+    params = SamplingParams(**settings)
+    given = frozenset(settings) | ({"logprobs"} if params.top_logprobs else frozenset())
+    return Gen(name, params, given, heal)
+
+
+def gen_int(
+    name: str | None = None, max_tokens: int | None = None, **settings: Any
+) -> Gen | Select:
+    """`gen(..., dtype=int)`: the variable is an int."""
+    return gen(name, max_tokens, dtype=int, **settings)
+
+
+def gen_string(
+    name: str | None = None, max_tokens: int | None = None, **settings: Any
+) -> Gen | Select:
+    """`gen(..., dtype=str)`: the variable is a str."""
+    return gen(name, max_tokens, dtype=str, **settings)
+
+
+def select(
+    name: str | None = None,
+    choices: Iterable[str] | None = None,
+    *,
+    temperature: float = 0.0,
+    choices_method: ChoicesMethod | str = token_length_normalized,
+) -> Select:
+    """Let the model choose one of `choices`; the variable `name` is the chosen text.
+
+    All choices are scored in one pass; `choices_method` says how the scores decide (see
+    `ChoicesMethod`). `state.meta(name)` has the log-probabilities, the scores and the probability
+    of each choice.
+
+    >>> s += "Is water wet? " + st.select("answer", ["yes", "no"])  # doctest: +SKIP
+    """
+    _check_name("select", name)
+    if choices is None or isinstance(choices, str):
+        raise InvalidArgument(f"select(choices={choices!r}): must be a list of strings")
+    texts = tuple(choices)
+    if not texts:
+        raise InvalidArgument("select(choices=[]): there is nothing to choose from")
+    for i, text in enumerate(texts):
+        if not isinstance(text, str) or not text:
+            raise InvalidArgument(f"select: choice {text!r} must be a non-empty string")
+        if text in texts[:i]:
+            raise InvalidArgument(f"select: choice {text!r} is there twice")
+    if temperature != 0:
+        raise InvalidArgument(
+            f"select(temperature={temperature!r}): a choice is decided, not drawn; must be 0"
+        )
+    return Select(name, texts, ChoicesMethod(choices_method))
+
+
+def score(text: str, name: str | None = None) -> Score:
+    """Log-probabilities of `text` as a continuation; the branch stays as it is.
+
+    The variable is a `ChoiceScore`, with `token_ids` and `logprobs`. `s.score(text)` waits for it
+    and returns it.
+
+    >>> s += "The sky is" + st.score(" blue", "blue")  # doctest: +SKIP
+    """
+    _check_name("score", name)
+    if not isinstance(text, str) or not text:
+        raise InvalidArgument(f"score({text!r}): must be a non-empty string")
+    return Score(text, name)
+
+
+def control(text: str) -> Text:
+    """Text in which control tokens are meant: `st.control("<|im_end|>")` is the token.
+
+    In any other text the same characters stay characters.
+    """
+    return Text(text, control=True)
+
+
+def system(content: str | Expr = "") -> Chain:
+    """A system message, with text or operations as its content."""
+    return _message("system", content)
+
+
+def user(content: str | Expr = "") -> Chain:
+    """A user message, with text or operations as its content."""
+    return _message("user", content)
+
+
+def assistant(content: str | Expr = "") -> Chain:
+    """An assistant message: usually `st.assistant(st.gen("answer"))`."""
+    return _message("assistant", content)
+
+
+def system_begin() -> RoleBegin:
+    """Open a system message; what follows is its content, until `system_end()`."""
+    return RoleBegin("system")
+
+
+def system_end() -> RoleEnd:
+    """Close the system message."""
+    return RoleEnd("system")
+
+
+def user_begin() -> RoleBegin:
+    """Open a user message; what follows is its content, until `user_end()`."""
+    return RoleBegin("user")
+
+
+def user_end() -> RoleEnd:
+    """Close the user message."""
+    return RoleEnd("user")
+
+
+def assistant_begin() -> RoleBegin:
+    """Open an assistant message; what follows is its content, until `assistant_end()`."""
+    return RoleBegin("assistant")
+
+
+def assistant_end() -> RoleEnd:
+    """Close the assistant message."""
+    return RoleEnd("assistant")
+
+
+def image(*args: Any, **settings: Any) -> NoReturn:
+    """Not there: the local engine reads text only."""
+    raise UnsupportedByBackend("st.image: no backend of Stemma reads images")
+
+
+def video(*args: Any, **settings: Any) -> NoReturn:
+    """Not there: the local engine reads text only."""
+    raise UnsupportedByBackend("st.video: no backend of Stemma reads videos")
+
+
+def _message(role: Role, content: str | Expr) -> Chain:
+    inner: tuple[Operation, ...] = operations(content)
+    return Chain((RoleBegin(role), *inner, RoleEnd(role)))
+
+
+def _check_name(what: str, name: object) -> None:
+    if name is not None and (not isinstance(name, str) or not name):
+        raise InvalidArgument(
+            f"{what}(name={name!r}): a variable's name is a non-empty string, or None"
+        )
+
+
+def _refuse_unbuilt(**settings: Any) -> None:
+    for key, value in settings.items():
+        if value is not None:
+            raise UnsupportedByBackend(f"gen({key}=...) is not built yet")
