@@ -1,0 +1,360 @@
+"""A backend without a model: replies come from a script. For tests of programs, and for measuring
+the interpreter.
+
+Remembers what it was asked (`prompts`, `calls`), can be slow, fail on purpose, stream in pieces,
+and counts its open branches. A token is a word with the white space before it; a prompt is computed
+whole, nothing is cached.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from stemma.backend.base import (
+    Backend,
+    Branch,
+    ChoiceScore,
+    Completion,
+    FinishReason,
+    Generation,
+    Namespace,
+    Pending,
+    ScoredChoices,
+    TokenLogprob,
+    Usage,
+)
+from stemma.backend.chat import ChatFormat
+from stemma.lang.errors import BackendClosed, Cancelled, InvalidArgument, StemmaError
+from stemma.lang.sampling import DEFAULT_MAX_TOKENS, SamplingParams
+
+_WORD = re.compile(r"\s*\S+|\s+")
+
+_ANYWHERE = Namespace()
+_ROLES = ("system", "user", "assistant")
+CHATML = ChatFormat(
+    begin={role: f"<|im_start|>{role}\n" for role in _ROLES},
+    end=dict.fromkeys(_ROLES, "<|im_end|>\n"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A scripted reply that writes `text` and then fails."""
+
+    text: str
+    error: BaseException
+
+
+Reply = str | BaseException | Broken
+ReplyFunction = Callable[[str, SamplingParams], Reply]
+ScoreFunction = Callable[[str, str], Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request: a generation after `prompt`, or, with `choices`, their scores."""
+
+    prompt: str
+    namespace: Namespace
+    params: SamplingParams | None = None
+    heal: bool = True
+    choices: tuple[str, ...] = ()
+
+
+class MockBackend(Backend):
+    r"""Plays a script.
+
+    replies: what generations write, in the order in which they are asked for (an exception fails
+    that one); or a function of the text so far and the params. Stop strings and `max_tokens` apply
+    to what is written.
+    scores: a function of the text so far and a choice, giving the log-probability of each of the
+    choice's words; without one every word has -1.
+    delay: seconds from request to answer. pieces: how many pieces a reply comes in, spread over the
+    delay.
+    fail: the n-th request, counted from 1 -> the error to fail it with.
+    chat: how messages are written; ChatML unless given, None for a model without a chat format.
+
+    >>> branch = MockBackend([" Paris.\n2."]).open()
+    >>> branch.append("1. The capital of France is")
+    >>> branch.generate(SamplingParams(stop="\n")).result().text
+    ' Paris.'
+    """
+
+    def __init__(
+        self,
+        replies: Iterable[Reply] | ReplyFunction = (),
+        *,
+        scores: ScoreFunction | None = None,
+        delay: float = 0.0,
+        pieces: int = 1,
+        fail: Mapping[int, BaseException] | None = None,
+        chat: ChatFormat | None = CHATML,
+    ) -> None:
+        self.chat = chat if chat is not None else ChatFormat.absent()
+        self.model_name = "mock"
+        self.delay = delay
+        self.pieces = pieces
+        self.calls: list[Call] = []
+        self.open_branches = 0
+        self.running = 0
+        self.most_running = 0
+        self._closed = False
+        self._reply = replies if callable(replies) else _in_order(replies)
+        self._scores = scores if scores is not None else _all_alike
+        self._fail = dict(fail or {})
+        self._vocabulary: dict[str, int] = {}
+        self._in_the_air: set[Pending[Any]] = set()
+        self._lock = threading.Lock()
+        self._clock = _Clock()
+
+    @property
+    def prompts(self) -> list[str]:
+        """The text before each request, in order."""
+        return [call.prompt for call in self.calls]
+
+    def open(self, namespace: Namespace = _ANYWHERE) -> MockBranch:
+        self._check_open()
+        return MockBranch(self, namespace)
+
+    def flush_cache(self, namespace: Namespace | None = None) -> int:
+        return 0
+
+    def close(self) -> None:
+        self._closed = True
+        for pending in tuple(self._in_the_air):
+            self._resolve(pending, BackendClosed("the mock backend was closed"))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BackendClosed("the mock backend was closed")
+
+    def _ids(self, text: str) -> tuple[int, ...]:
+        """One id per word; the same word has the same id."""
+        known = self._vocabulary
+        with self._lock:
+            return tuple(known.setdefault(word, len(known)) for word in _WORD.findall(text))
+
+    def _count_branch(self, change: int) -> None:
+        with self._lock:
+            self.open_branches += change
+
+    def _start(self, pending: Pending[Any], call: Call) -> BaseException | None:
+        """Take a request; returns the error that the script has for it."""
+        self._check_open()
+        with self._lock:
+            self.calls.append(call)
+            self._in_the_air.add(pending)
+            self.running += 1
+            self.most_running = max(self.most_running, self.running)
+            return self._fail.get(len(self.calls))
+
+    def _play(self, steps: Sequence[Callable[[], object]]) -> None:
+        """Run `steps` spread over the delay, the last one at its end; without a delay at once."""
+        if self.delay <= 0:
+            for step in steps:
+                step()
+            return
+        start = time.monotonic()
+        for i, step in enumerate(steps, 1):
+            self._clock.at(start + self.delay * i / len(steps), step)
+
+    def _push(self, generation: Generation, piece: str) -> None:
+        if generation in self._in_the_air:
+            generation.push(piece)
+
+    def _resolve(self, pending: Pending[Any], outcome: object) -> None:
+        """Answer a request, unless it has its answer, by being cancelled perhaps."""
+        with self._lock:
+            if pending not in self._in_the_air:
+                return
+            self._in_the_air.remove(pending)
+            self.running -= 1
+        if isinstance(outcome, BaseException):
+            pending.fail(outcome)
+        else:
+            pending.finish(outcome)
+
+
+class MockBranch(Branch):
+    """Text, and nothing else."""
+
+    def __init__(self, backend: MockBackend, namespace: Namespace, text: str = "") -> None:
+        self._backend = backend
+        self._namespace = namespace
+        self._text = text
+        self._pending: Pending[Any] | None = None
+        self._closed = False
+        backend._count_branch(+1)
+
+    def append(self, text: str, *, control: bool = False) -> None:
+        self._text += text
+
+    def generate(self, params: SamplingParams, *, heal: bool = True) -> Generation:
+        if params.n != 1:
+            raise InvalidArgument(f"n={params.n}: a branch draws one sample")
+        backend, prompt = self._backend, self._text
+        written: list[str] = []
+
+        def cancelled() -> None:
+            partial_text = "".join(written)
+            backend._resolve(generation, Cancelled("cancelled", partial=partial_text))
+
+        generation = Generation(cancelled)
+        reply: Reply | None = backend._start(
+            generation, Call(prompt, self._namespace, params, heal)
+        )
+        if reply is None:
+            reply = backend._reply(prompt, params)
+        text, outcome = self._outcome(prompt, reply, params)
+
+        def push(piece: str) -> None:
+            written.append(piece)
+            backend._push(generation, piece)
+
+        def end() -> None:
+            if not isinstance(outcome, BaseException):
+                self._text = prompt + text
+            backend._resolve(generation, outcome)
+
+        self._pending = generation
+        backend._play([*(partial(push, piece) for piece in _split(text, backend.pieces)), end])
+        return generation
+
+    def _outcome(
+        self, prompt: str, reply: Reply, params: SamplingParams
+    ) -> tuple[str, Completion | BaseException]:
+        """The text that a reply writes, and what it comes to."""
+        if isinstance(reply, BaseException):
+            return "", reply
+        if isinstance(reply, Broken):
+            return reply.text, reply.error
+        completion = self._completion(prompt, reply, params)
+        return completion.text, completion
+
+    def _completion(self, prompt: str, reply: str, params: SamplingParams) -> Completion:
+        """What is left of a reply after stop strings and `max_tokens`."""
+        finish_reason: FinishReason = "stop"
+        text, matched = _cut_at_stop(reply, params)
+        words = _WORD.findall(text)
+        limit = DEFAULT_MAX_TOKENS if params.max_tokens is None else params.max_tokens
+        if len(words) > limit:
+            text, matched, finish_reason = "".join(words[:limit]), None, "length"
+        ids, prompt_tokens = self._backend._ids(text), len(self._backend._ids(prompt))
+        return Completion(
+            text=text,
+            token_ids=ids,
+            finish_reason=finish_reason,
+            matched_stop=matched,
+            usage=Usage(prompt_tokens, 0, prompt_tokens, 0, len(ids), self._backend.delay),
+            logprobs=tuple(TokenLogprob(i, -1.0) for i in ids) if params.logprobs else None,
+        )
+
+    def score(
+        self, choices: Sequence[str], *, unconditional: bool = False
+    ) -> Pending[ScoredChoices]:
+        backend, prompt = self._backend, self._text
+        pending: Pending[ScoredChoices] = Pending(
+            lambda: backend._resolve(pending, Cancelled("cancelled"))
+        )
+        call = Call(prompt, self._namespace, choices=tuple(choices))
+        outcome: ScoredChoices | BaseException | None = backend._start(pending, call)
+        if outcome is None:
+            start = len(backend._ids(prompt))
+            scores = tuple(
+                ChoiceScore(
+                    text=choice,
+                    start=start,
+                    token_ids=backend._ids(choice),
+                    logprobs=tuple(backend._scores(prompt, choice)),
+                    unconditional=tuple(backend._scores("", choice)) if unconditional else None,
+                )
+                for choice in choices
+            )
+            outcome = ScoredChoices(scores, Usage(start, 0, start))
+        self._pending = pending
+        backend._play([lambda: backend._resolve(pending, outcome)])
+        return pending
+
+    def commit(self, choice: ChoiceScore) -> None:
+        self._text += choice.text
+
+    def fork(self, n: int) -> list[Branch]:
+        return [MockBranch(self._backend, self._namespace, self._text) for _ in range(n)]
+
+    def token_ids(self) -> list[int]:
+        return list(self._backend._ids(self._text))
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._backend._count_branch(-1)
+            if self._pending is not None:
+                self._pending.cancel()
+
+
+class _Clock:
+    """Runs functions later, on one thread that starts with the first of them."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, Callable[[], object]]] = []
+        self._order = itertools.count()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def at(self, moment: float, function: Callable[[], object]) -> None:
+        with self._changed:
+            heapq.heappush(self._due, (moment, next(self._order), function))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._loop, name="mock-clock", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def _loop(self) -> None:
+        while True:
+            with self._changed:
+                while not self._due or self._due[0][0] > time.monotonic():
+                    pause = self._due[0][0] - time.monotonic() if self._due else None
+                    self._changed.wait(pause)
+                function = heapq.heappop(self._due)[2]
+            function()
+            del function
+
+
+def _in_order(replies: Iterable[Reply]) -> ReplyFunction:
+    script = iter(replies)
+    numbers = itertools.count(1)
+
+    def reply(prompt: str, params: SamplingParams) -> Reply:
+        number = next(numbers)
+        try:
+            return next(script)
+        except StopIteration:
+            return StemmaError(f"the script has no reply number {number}, to {prompt!r}")
+
+    return reply
+
+
+def _all_alike(prompt: str, choice: str) -> list[float]:
+    return [-1.0] * len(_WORD.findall(choice))
+
+
+def _cut_at_stop(text: str, params: SamplingParams) -> tuple[str, str | None]:
+    """The text up to the earliest stop string, and that string."""
+    found = [(text.index(stop), stop) for stop in params.stop if stop in text]
+    if not found:
+        return text, None
+    at, stop = min(found)
+    return text[: at + len(stop)] if params.include_stop else text[:at], stop
+
+
+def _split(text: str, pieces: int) -> list[str]:
+    size = max(1, -(-len(text) // pieces))
+    return [text[i : i + size] for i in range(0, len(text), size)]
