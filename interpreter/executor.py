@@ -1,0 +1,422 @@
+"""Turns the operations of one branch into backend calls, in the order they were queued.
+
+Owned by a `ProgramState`, which only appends to `queue`; all else happens on the dispatcher's
+thread. The cursor is
+the head of the queue: it stops at an operation that needs the model until the backend's handle
+resolves, and a new branch starts when its parent's cursor reaches the fork.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from stemma.backend.base import Branch, Completion, ScoredChoices, Usage
+from stemma.interpreter.events import (
+    Event,
+    Failed,
+    Feed,
+    Forked,
+    Selected,
+    VariableFinished,
+    VariableStarted,
+)
+from stemma.interpreter.flight import Flight
+from stemma.interpreter.listeners import Listeners
+from stemma.interpreter.meta import Meta, ScoreMeta, SelectMeta
+from stemma.interpreter.run import Run
+from stemma.interpreter.transcript import Piece, Transcript
+from stemma.interpreter.variable import Variable
+from stemma.lang.choices import decide
+from stemma.lang.errors import Cancelled
+from stemma.lang.ops import (
+    Gen,
+    Operation,
+    RoleBegin,
+    RoleEnd,
+    ScopeBegin,
+    ScopeEnd,
+    Score,
+    Select,
+    Text,
+)
+from stemma.lang.sampling import SamplingParams, derive_seed
+
+# The two kinds of seeds that a branch hands out, kept apart in the path they are derived from.
+_OF_BRANCH, _OF_DRAW = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fork(Operation):
+    """Split the branch; `children` have been taking operations since `fork` returned."""
+
+    children: tuple[Executor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens(Operation):
+    """Ask for the ids of the branch."""
+
+
+Task = tuple[Operation, Variable | None]
+
+
+class Executor:
+    """One branch of a run.
+
+    label: its place in the tree of branches. key: its seed, from which its draws and its forks
+    derive theirs.
+    branch: None until the parent has come to the fork. error: why it stands still for good.
+    released: no program holds it any more.
+    """
+
+    def __init__(
+        self, run: Run, label: str, key: int, *, branch: Branch | None = None, main: bool = False
+    ) -> None:
+        self.run = run
+        self.label = label
+        self.key = key
+        self.main = main
+        self.queue: deque[Task] = deque()
+        self.branch = branch
+        self.transcript = Transcript()
+        self.usages: list[Usage] = []
+        self.error: BaseException | None = None
+        self.on_purpose = False
+        self.released = False
+        self._flight: Flight | None = None
+        self._draws = 0
+        self._scopes: list[int] = []
+        self._listeners = Listeners(label, run.feed)
+        self._resting: list[Callable[[], object]] = []
+        run.executors[self] = None
+
+    # From any thread
+
+    def enqueue(self, tasks: Iterable[Task]) -> None:
+        self.queue.extend(tasks)
+        self.run.dispatcher.call(self.advance)
+
+    def child(self, name: str, ordinal: int, index: int) -> Executor:
+        """An executor that starts where a `Fork` with it is reached; which fork, which of it."""
+        key = derive_seed(self.key, _OF_BRANCH, ordinal, index)
+        return Executor(self.run, f"{self.label}/{name}", key)
+
+    def rest(self) -> Variable:
+        """A variable that is resolved once all that is queued now is done, or never will be."""
+        rest = Variable()
+        self.run.dispatcher.call(lambda: self.when_at_rest(rest.finish))
+        return rest
+
+    def cancel(self) -> None:
+        """Stop this branch on purpose."""
+        self.run.dispatcher.call(self._cancel)
+
+    def release(self) -> None:
+        """No program holds this branch any more: close it when its work is done."""
+        self.run.dispatcher.call(self._release)
+
+    # On the dispatcher's thread only, from here on
+
+    def start(self, branch: Branch, transcript: Transcript) -> None:
+        """The parent has come to the fork."""
+        if self.error is None:
+            self.branch, self.transcript = branch, transcript
+            self._listeners.catch_up(transcript, None)
+            self.advance()
+        else:
+            branch.close()
+
+    def advance(self) -> None:
+        """Go on as far as possible."""
+        while self.is_born():
+            if self._flight is not None:
+                if not self._flight.landed():
+                    return
+                flight, self._flight = self._flight, None
+                self._land(flight)
+            elif self.queue:
+                operation, variable = self.queue.popleft()
+                if self.error is not None:
+                    self._skip(operation, variable, self.error)
+                else:
+                    try:
+                        self._begin(operation, variable)
+                    except BaseException as error:
+                        self._fail(error, operation, variable)
+            else:
+                self._rest()
+                return
+
+    def is_born(self) -> bool:
+        return self.branch is not None or self.error is not None
+
+    def when_at_rest(self, callback: Callable[[], object]) -> None:
+        self._resting.append(callback)
+        self.advance()
+
+    def stop(self, error: BaseException, *, on_purpose: bool) -> None:
+        """Fail all that is unfinished at once; come to rest when the backend has let go."""
+        if self.error is None:
+            self._halt(error, on_purpose=on_purpose)
+            self.advance()
+
+    def abandon(self) -> None:
+        """Stopped a while ago, and the backend still has not let go: go on without its answer."""
+        if self._flight is not None:
+            self._flight = None
+            self.advance()
+
+    def listen(self, feed: Feed[Event], *, to_the_end: bool) -> None:
+        """Tell `feed` the whole text of the branch from its first piece on.
+
+        Until all is done that is queued now, or, `to_the_end`, until the run ends.
+        """
+        self._listeners.add(feed)
+        if self.is_born():
+            self._listeners.tell_all(feed, self.transcript, self._flight)
+        if not to_the_end:
+            self.when_at_rest(lambda: self._listeners.close(feed, self.run.failure or self.error))
+        elif self.run.finished.done:
+            self.close_feeds()
+
+    def close_feeds(self) -> None:
+        """The run has ended, and this branch rests."""
+        self._listeners.close_all(self.run.failure or self.error)
+
+    def _cancel(self) -> None:
+        partial = self._flight.text_so_far() if self._flight is not None else ""
+        self.stop(Cancelled(f"branch {self.label} was cancelled", partial=partial), on_purpose=True)
+
+    def _release(self) -> None:
+        self.released = True
+        self.advance()
+
+    def _rest(self) -> None:
+        if self.released or self.error is not None:
+            if self.branch is not None:
+                self.branch.close()
+            if self.released:
+                self.run.executors.pop(self, None)
+        resting, self._resting = self._resting, []
+        for callback in resting:
+            callback()
+
+    def _write(self, piece: Piece) -> None:
+        self.transcript.own.append(piece)
+
+    # One operation
+
+    def _begin(self, operation: Operation, variable: Variable | None) -> None:
+        branch = self.branch
+        assert branch is not None
+        match operation:
+            case Text(text=text, control=control):
+                branch.append(text, control=control)
+                self._write_literal(Piece(text))
+            case Gen():
+                self._generate(branch, operation, variable)
+            case Select(choices=choices, method=method):
+                handle = branch.score(choices, unconditional=method.needs_unconditional)
+                self._fly(Flight(operation, variable, [handle]))
+            case Score(text=text):
+                self._fly(Flight(operation, variable, [branch.score([text])]))
+            case RoleBegin(role=role, template=template):
+                branch.append(template, control=True)
+                self._write_literal(Piece(template, edge="begin", role=role))
+            case RoleEnd(role=role, template=template):
+                branch.append(template, control=True)
+                self._write_literal(Piece(template, edge="end", role=role))
+            case Fork(children=children):
+                self._fork(branch, children)
+            case Tokens() if variable is not None:
+                variable.finish(branch.token_ids())
+            case ScopeBegin():
+                self._scopes.append(len(self.transcript.own))
+            case ScopeEnd() if variable is not None:
+                start = self._scopes.pop()
+                text = "".join(piece.text for piece in self.transcript.own[start:])
+                variable.finish(text, raw=text)
+            case _:
+                raise NotImplementedError(f"no execution for {operation!r}")
+
+    def _write_literal(self, piece: Piece) -> None:
+        self._write(piece)
+        self._listeners.tell_text(piece.text)
+
+    def _fork(self, branch: Branch, children: tuple[Executor, ...]) -> None:
+        branches = branch.fork(len(children))
+        for child, split in zip(children, branches, strict=True):
+            transcript = Transcript(self.transcript)
+            # By way of the queue: a chain of thousands of forks must not become a deep stack.
+            self.run.dispatcher.call(_later(child.start, split, transcript))
+        if self._listeners:
+            self._listeners.tell(Forked(self.label, tuple(child.label for child in children)))
+
+    def _generate(self, branch: Branch, operation: Gen, variable: Variable | None) -> None:
+        params = self._params(operation)
+        seed = params.seed
+        if seed is None:
+            seed = derive_seed(self.key, _OF_DRAW, self._draws)
+        self._draws += 1
+        flight = Flight(operation, variable)
+        if params.n > 1:
+            flight.spare = branch.fork(params.n - 1)
+        if self._listeners and operation.name is not None:
+            self._listeners.tell(VariableStarted(self.label, operation.name))
+        try:
+            for i, sample in enumerate((branch, *flight.spare)):
+                drawn = seed if i == 0 else derive_seed(seed, i)
+                handle = sample.generate(params.but(n=1, seed=drawn), heal=operation.heal)
+                flight.handles.append(handle)
+        except BaseException as error:
+            flight.error = error
+        self._listeners.follow(flight)
+        self._fly(flight)
+
+    def _params(self, operation: Gen) -> SamplingParams:
+        """The run's sampling with what the operation gives itself."""
+        base = self.run.sampling
+        if base is None:
+            return operation.params
+        return base.but(**{name: getattr(operation.params, name) for name in operation.given})
+
+    def _fly(self, flight: Flight) -> None:
+        self._flight = flight
+        for handle in flight.handles:
+            handle.add_done_callback(self._wake)
+
+    def _wake(self, _: object) -> None:
+        """The backend's thread: only say that there is something to do."""
+        self.run.dispatcher.call(self.advance)
+
+    def _land(self, flight: Flight) -> None:
+        """The backend is through with an operation."""
+        for branch in flight.spare:
+            branch.close()
+        if self.error is not None:  # stopped meanwhile
+            return
+        try:
+            if flight.error is not None:
+                raise flight.error
+            results = [handle.result() for handle in flight.handles]
+            match flight.operation:
+                case Gen():
+                    self._land_generation(flight, results)
+                case Select():
+                    self._land_choice(flight.operation, flight.variable, results[0])
+                case Score():
+                    self._land_score(flight.variable, results[0])
+        except BaseException as error:
+            self._fail(error, flight.operation, flight.variable, partial=flight.text_so_far())
+
+    def _land_generation(self, flight: Flight, results: list[Completion]) -> None:
+        for completion in results:
+            self._count(completion.usage)
+        name, first = flight.operation.name, results[0]
+        for relay in flight.relays:
+            relay.finish(first.text)
+        self._write(Piece(first.text, name))
+        if flight.variable is not None:
+            if len(results) == 1:
+                flight.variable.finish(first.text, raw=first.text, meta=Meta.of(first))
+            else:
+                texts = [completion.text for completion in results]
+                metas = [Meta.of(completion) for completion in results]
+                flight.variable.finish(texts, raw=list(texts), meta=metas)
+        self._tell_finished(name, flight.variable)
+
+    def _land_choice(
+        self, operation: Select, variable: Variable | None, scored: ScoredChoices
+    ) -> None:
+        assert self.branch is not None
+        self._count(scored.usage)
+        base = None
+        if operation.method.needs_unconditional:
+            base = [choice.unconditional or () for choice in scored.choices]
+        decision = decide(operation.method, [choice.logprobs for choice in scored.choices], base)
+        meta = SelectMeta.of(operation.method, decision, scored.choices, scored.usage)
+        winner = scored.choices[decision.index]
+        self.branch.commit(winner)
+        self._write(Piece(winner.text, operation.name))
+        if variable is not None:
+            variable.finish(winner.text, raw=winner.text, meta=meta)
+        if self._listeners:
+            self._listeners.tell_text(winner.text, operation.name)
+            told = Selected(self.label, operation.name, winner.text, meta.probabilities)
+            self._listeners.tell(told)
+        self._tell_finished(operation.name, variable)
+
+    def _land_score(self, variable: Variable | None, scored: ScoredChoices) -> None:
+        self._count(scored.usage)
+        if variable is not None:
+            choice = scored.choices[0]
+            variable.finish(choice, raw=choice.text, meta=ScoreMeta(scored.usage))
+
+    def _tell_finished(self, name: str | None, variable: Variable | None) -> None:
+        if self._listeners and name is not None and variable is not None:
+            self._listeners.tell(VariableFinished(self.label, name, variable.value))
+
+    def _count(self, usage: Usage) -> None:
+        self.usages.append(usage)
+        self.run.usages.append(usage)
+
+    # Failure
+
+    def _fail(
+        self,
+        error: BaseException,
+        operation: Operation,
+        variable: Variable | None,
+        *,
+        partial: str = "",
+    ) -> None:
+        """The operation failed, and with it the branch: what is queued can only fail, too."""
+        _annotate(error, operation, self.label, partial)
+        if self._listeners:
+            self._listeners.tell(Failed(self.label, error))
+        if variable is not None:
+            variable.fail(error)
+        _skip_children(operation, error, on_purpose=False)
+        self._halt(error, on_purpose=False)
+
+    def _halt(self, error: BaseException, *, on_purpose: bool) -> None:
+        self.error, self.on_purpose = error, on_purpose
+        if not on_purpose:
+            self.run.note_failure(error, main=self.main)
+        if self._flight is not None:
+            self._flight.cancel()
+            if self._flight.variable is not None:
+                self._flight.variable.fail(error)
+        while self.queue:
+            self._skip(*self.queue.popleft(), error)
+
+    def _skip(self, operation: Operation, variable: Variable | None, error: BaseException) -> None:
+        if variable is not None:
+            variable.fail(error)
+        _skip_children(operation, error, on_purpose=self.on_purpose)
+
+
+def _skip_children(operation: Operation, error: BaseException, *, on_purpose: bool) -> None:
+    if isinstance(operation, Fork):
+        for child in operation.children:
+            child.run.dispatcher.call(_later(child.stop, error, on_purpose=on_purpose))
+
+
+def _later(function: Callable[..., object], *args: Any, **kwargs: Any) -> Callable[[], object]:
+    return lambda: function(*args, **kwargs)
+
+
+def _annotate(error: BaseException, operation: Operation, label: str, partial: str) -> None:
+    """Say on the original exception where it belongs: the first branch that it hits."""
+    if getattr(error, "site", None) is not None:
+        return
+    with suppress(AttributeError):  # an exception of somebody else's, with slots
+        error.site = operation.site  # type: ignore[attr-defined]
+    name = getattr(operation, "name", None)
+    what = type(operation).__name__.lower() + (f" of {name!r}" if name else "")
+    note = f"{what} on branch {label}, queued at {operation.site}"
+    error.add_note(note + (f", after writing {partial!r}" if partial else ""))

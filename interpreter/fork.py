@@ -1,0 +1,145 @@
+"""`Forks`: the branches that `fork` made, and `join`.
+
+Belongs to the program that forked; the branches themselves are ordinary states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, overload
+
+from stemma.interpreter.events import Joined
+from stemma.interpreter.state import ProgramState
+from stemma.interpreter.variable import Variable
+from stemma.lang.errors import InvalidArgument, UnknownVariable
+from stemma.lang.ops import Expr
+
+
+class Forks(Sequence[ProgramState]):
+    """Sibling branches, in order. `forks[0]` is a branch, `forks["x"]` the list of their values of
+    x.
+
+    >>> for i, branch in enumerate(branches := s.fork(3)):  # doctest: +SKIP
+    ...     branch += f"Tip {i + 1}:" + st.gen("tip", stop="\\n")
+    >>> branches["tip"]  # doctest: +SKIP
+    ['Sleep in the dark.', 'Get up early.', 'No coffee at night.']
+    """
+
+    def __init__(
+        self, parent: ProgramState, states: Sequence[ProgramState], labels: Sequence[str]
+    ) -> None:
+        self._parent = parent
+        self._states = list(states)
+        self.labels = tuple(labels)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __iter__(self) -> Iterator[ProgramState]:
+        return iter(self._states)
+
+    @overload
+    def __getitem__(self, key: int) -> ProgramState: ...
+    @overload
+    def __getitem__(self, key: slice) -> list[ProgramState]: ...
+    @overload
+    def __getitem__(self, key: str) -> list[Any]: ...
+    def __getitem__(self, key: int | slice | str) -> ProgramState | list[ProgramState] | list[Any]:
+        """A branch by index, several by slice; by name the values of a variable, waited for."""
+        if isinstance(key, str):
+            return [state[key] for state in self._states]
+        return self._states[key]
+
+    def __setitem__(self, index: int, state: ProgramState) -> None:
+        """For `forks[i] += ...`, which stores what it got."""
+        if self._states[index] is not state:
+            raise InvalidArgument("a branch of a fork can be appended to, not replaced")
+
+    def __iadd__(self, what: str | Expr | Sequence[Any] | Callable[[int], str | Expr]) -> Forks:
+        """Append to every branch: the same, one each of a list, or what `what(index)` gives."""
+        if callable(what):
+            parts: list[Any] = [what(index) for index in range(len(self))]
+        elif isinstance(what, list | tuple):
+            if len(what) != len(self):
+                raise InvalidArgument(f"{len(what)} expressions for {len(self)} branches")
+            parts = list(what)
+        else:
+            parts = [what] * len(self)
+        for state, part in zip(self._states, parts, strict=True):
+            state.append(part)
+        return self
+
+    def branch(self, label: str) -> ProgramState:
+        """The branch with that label."""
+        if label not in self.labels:
+            raise InvalidArgument(f"no branch {label!r}; there are {', '.join(self.labels)}")
+        return self._states[self.labels.index(label)]
+
+    async def get(self, name: str) -> list[Any]:
+        """`await forks.get("x")` is `forks["x"]` for async programs."""
+        return [await state.get(name) for state in self._states]
+
+    def join(self) -> dict[str, list[Any]]:
+        """Wait for all branches and hand what they defined to the parent, as lists aligned with the
+        branches.
+
+        Returns those lists by variable. A branch's error is raised here. A variable that some
+        branch lacks raises UnknownVariable, naming both; of a branch that was cancelled, None
+        stands for what it did not finish. The branches stay usable.
+        """
+        for state in self._states:
+            state._run.wait(state._executor.rest())
+        return self._gather()
+
+    async def ajoin(self) -> dict[str, list[Any]]:
+        """`join` for async programs."""
+        for state in self._states:
+            await state._executor.rest().wait_async()
+        return self._gather()
+
+    def _gather(self) -> dict[str, list[Any]]:
+        failed = [s for s in self._states if s._executor.error and not s._executor.on_purpose]
+        for state in failed:
+            assert state._executor.error is not None
+            self._parent._run.note_seen(state._executor.error)
+        if failed:
+            failed[0]._raise_failure()
+        names = list(dict.fromkeys(name for state in self._states for name in state._own))
+        columns = {name: [_defined(state, name) for state in self._states] for name in names}
+        for name, column in columns.items():
+            self._parent._own[name] = Variable.of(
+                [variable.value for variable in column],
+                raw=[variable.raw for variable in column],
+                meta=[variable.meta for variable in column],
+            )
+        feed = self._parent._run.feed
+        if feed is not None:
+            labels = tuple(state.label for state in self._states)
+            feed.put(Joined(self._parent.label, labels, tuple(names)))
+        return {name: [variable.value for variable in column] for name, column in columns.items()}
+
+
+def _defined(state: ProgramState, name: str) -> Variable:
+    variable = state._own.get(name)
+    if variable is not None:
+        return variable
+    if state._executor.on_purpose:
+        return Variable.of(None)
+    raise UnknownVariable(f"join: branch {state.label} has no variable {name!r}, others have")
+
+
+def branch_names(n: int | Sequence[str]) -> list[str]:
+    """The names of the branches that `fork(n)` makes: "0", "1", ... or the labels given."""
+    if isinstance(n, int) and not isinstance(n, bool):
+        if n < 0:
+            raise InvalidArgument(f"fork({n}): must be at least 0")
+        return [str(i) for i in range(n)]
+    if isinstance(n, str | bytes) or not isinstance(n, Sequence):
+        raise InvalidArgument(f"fork({n!r}): must be a number or a list of labels")
+    labels = list(n)
+    for i, label in enumerate(labels):
+        if not isinstance(label, str) or not label:
+            raise InvalidArgument(f"fork: label {label!r} must be a non-empty string")
+        if label in labels[:i]:
+            raise InvalidArgument(f"fork: label {label!r} is there twice")
+    return labels

@@ -1,0 +1,128 @@
+"""The options of a run, and how they are told apart from the program's own arguments.
+
+Used by `program.py`. Options have reserved names; SGLang's sampling keywords and `messages` yield
+to a parameter of that name.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from stemma.backend.base import Backend
+from stemma.interpreter.transcript import Message
+from stemma.lang.errors import InvalidArgument, UnsupportedByBackend
+from stemma.lang.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What every `run`, `arun`, `stream` and `run_batch` takes besides the program's arguments.
+
+    backend: where to run; None is the default backend.
+    sampling: defaults of all generations of the run; what a `gen` says itself goes before.
+    seed: of all draws; None takes a random one, which `state.seed` tells. A seed in `sampling`
+    counts as this.
+    timeout: seconds, after which everything is cancelled and Timeout raised.
+    salt: runs with different salts share no cached state.
+    stream: return at once and run in the background; read with `text_iter`.
+    adapter, cache, record, replay: reserved; not built yet, and refused.
+    """
+
+    backend: Backend | None = None
+    sampling: SamplingParams | None = None
+    seed: int | None = None
+    timeout: float | None = None
+    salt: str = ""
+    adapter: str | None = None
+    cache: Any = None
+    stream: bool = False
+    record: Any = None
+    replay: Any = None
+
+    def __post_init__(self) -> None:
+        for name in ("adapter", "cache", "record", "replay"):
+            if getattr(self, name) is not None:
+                raise UnsupportedByBackend(f"run({name}=...) is not built yet")
+        if self.timeout is not None and not self.timeout > 0:
+            raise InvalidArgument(f"timeout={self.timeout!r}: must be above 0 seconds, or None")
+        if self.seed is not None and not (
+            isinstance(self.seed, int) and -(2**63) <= self.seed < 2**63
+        ):
+            raise InvalidArgument(f"seed={self.seed!r}: must be an integer of 64 bits, or None")
+
+
+RUN_OPTIONS = tuple(field.name for field in fields(RunOptions))
+
+# SGLang's names of sampling parameters that have another here.
+_RENAMED = {
+    "max_new_tokens": "max_tokens",
+    "return_logprob": "logprobs",
+    "top_logprobs_num": "top_logprobs",
+}
+_SAMPLING = {field.name for field in fields(SamplingParams)} - {"seed"}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call, taken apart: the body's arguments, the run's options, first messages."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    options: RunOptions
+    messages: Sequence[Message] = ()
+
+
+def refuse_reserved(name: str, parameters: Sequence[str]) -> None:
+    """A program's parameter must not have the name of a run option."""
+    for parameter in parameters:
+        if parameter in RUN_OPTIONS:
+            raise InvalidArgument(
+                f"program {name}: parameter {parameter!r} has the name of a run option; "
+                f"these are {', '.join(RUN_OPTIONS)}"
+            )
+
+
+def take_apart(
+    signature: inspect.Signature, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Call:
+    """Tell the arguments of a body, whose first parameter is the state, from the options of the
+    run.
+
+    Raises TypeError naming every argument that is neither.
+    """
+    parameters = list(signature.parameters.values())[1:]
+    named = {p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    own: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    sampling: dict[str, Any] = {}
+    messages: Sequence[Message] = ()
+    unknown: list[str] = []
+    for key, value in kwargs.items():
+        if key in RUN_OPTIONS:
+            options[key] = value
+        elif key in named or takes_any:
+            own[key] = value
+        elif key == "messages":
+            messages = value
+        elif _RENAMED.get(key, key) in _SAMPLING:
+            if value is not None:
+                sampling[_RENAMED.get(key, key)] = value
+        else:
+            unknown.append(key)
+    if unknown:
+        raise TypeError(
+            f"{name}.run: unknown argument {', '.join(map(repr, unknown))}; the program takes "
+            f"{', '.join(p.name for p in parameters) or 'none'}, the run {', '.join(RUN_OPTIONS)}"
+        )
+    try:
+        signature.bind(None, *args, **own)
+    except TypeError as error:
+        raise TypeError(f"{name}.run: {error}") from None
+    if sampling:
+        base: SamplingParams = options.get("sampling") or SamplingParams()
+        options["sampling"] = base.but(**sampling)
+    return Call(args, own, RunOptions(**options), messages)

@@ -1,0 +1,188 @@
+"""One run of a program: its backend, seed and branches, and how it ends.
+
+Made by `program.py`; states and executors refer to it. Knows which branches are at work, which
+failed, and whether somebody was told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from stemma.backend.base import Backend, Usage
+from stemma.interpreter.dispatcher import Timer, dispatcher
+from stemma.interpreter.events import Ended, Event, Feed
+from stemma.interpreter.variable import Variable
+from stemma.lang.errors import Cancelled, StemmaError, Timeout
+from stemma.lang.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from stemma.interpreter.executor import Executor
+
+# How long a cancelled run waits for the backend to let go of its work before it goes on without.
+SETTLE_S = 10.0
+
+
+class Run:
+    """What all branches of a run share.
+
+    name: of the program, and the label of its main branch. seed: of the run; every branch and
+    operation derives its own. sampling: defaults of its generations.
+    feed: the events, where somebody may read them. background: id of the thread that runs the body
+    of a streamed run, so that others know to wait for it. finished: resolved when the run has
+    ended, well or not.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        name: str,
+        *,
+        seed: int,
+        sampling: SamplingParams | None = None,
+        asynchronous: bool = False,
+        feed: Feed[Event] | None = None,
+    ) -> None:
+        self.backend = backend
+        self.name = name
+        self.seed = seed
+        self.sampling = sampling
+        self.asynchronous = asynchronous
+        self.feed = feed
+        self.background: int | None = None
+        self.dispatcher = dispatcher()
+        self.finished = Variable()
+        self.stopped: BaseException | None = None
+        self.failure: BaseException | None = None
+        self.value: Any = None
+        self.executors: dict[Executor, None] = {}
+        self.usages: list[Usage] = []
+        self._failures: list[tuple[BaseException, bool]] = []
+        self._seen: dict[int, BaseException] = {}  # by id; held, so that an id stays one error's
+        self._timer: Timer | None = None
+
+    # Reading
+
+    def wait(self, variable: Variable) -> None:
+        """Block until `variable` is resolved."""
+        if variable.done:
+            return
+        self.dispatcher.check_may_wait()
+        if self.asynchronous and in_event_loop():
+            raise StemmaError(
+                "an async program would block its event loop by waiting here: "
+                'write `await s.get("x")` (or `await s.wait()` for the whole branch) first'
+            )
+        variable.wait()
+
+    def note_failure(self, error: BaseException, *, main: bool) -> None:
+        """Dispatcher only: a branch failed; `main` if it is the program's own."""
+        self._failures.append((error, main))
+
+    def has_failed_by(self, error: BaseException) -> bool:
+        return any(failure is error for failure, _ in self._failures)
+
+    def note_seen(self, error: BaseException) -> None:
+        """The program was told of `error` by a read or a join."""
+        self._seen[id(error)] = error
+
+    def was_seen(self, error: BaseException) -> bool:
+        return id(error) in self._seen
+
+    # Ending
+
+    def limit_time(self, seconds: float) -> None:
+        """Cancel everything after `seconds`."""
+        self._at(time.monotonic() + seconds, lambda: self._stop(timed_out(seconds)))
+
+    def cancel(self, error: BaseException | None = None) -> None:
+        """Stop all branches; what is unfinished raises `error`. Harmless after the end."""
+        reason = error if error is not None else Cancelled("the run was cancelled")
+        self.dispatcher.call(lambda: self._stop(reason))
+
+    def _stop(self, error: BaseException) -> None:
+        if self.stopped is None and not self.finished.done:
+            self.stopped = error
+            for executor in list(self.executors):
+                executor.stop(error, on_purpose=True)
+            self._at(time.monotonic() + SETTLE_S, self._abandon)
+
+    def _abandon(self) -> None:
+        for executor in list(self.executors):
+            executor.abandon()
+
+    def _at(self, moment: float, job: Callable[[], object]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.dispatcher.call_at(moment, job)
+
+    def at_rest(self) -> Variable:
+        """A variable resolved once no branch has anything left to do; soon after `cancel`."""
+        rest = Variable()
+        self.dispatcher.call(lambda: _count_down(list(self.executors), rest.finish))
+        return rest
+
+    def unread_failure(self) -> BaseException | None:
+        """Of a run at rest, what its end has to raise: of the main branch, or told to nobody."""
+        if self.stopped is not None:
+            return self.stopped
+        for error, main in self._failures:
+            if main:
+                return error
+        return next((error for error, _ in self._failures if not self.was_seen(error)), None)
+
+    def finish(self, failure: BaseException | None = None) -> None:
+        """The run has ended; readers of what it did not produce are told `failure`."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.failure = failure
+        self.finished.finish()
+        self.dispatcher.call(self._close_feeds)
+
+    def _close_feeds(self) -> None:
+        for executor in list(self.executors):
+            executor.close_feeds()
+        if self.feed is not None:
+            if self.failure is None:
+                self.feed.put(Ended(self.name, self.value))
+            self.feed.close(self.failure)
+
+    def is_outside(self) -> bool:
+        """True in a thread that looks at a streamed run from outside while its body still runs."""
+        return (
+            self.background is not None
+            and not self.finished.done
+            and threading.get_ident() != self.background
+        )
+
+
+def _count_down(executors: Iterable[Executor], done: Callable[[], object]) -> None:
+    """Call `done()` once every executor has come to rest. Dispatcher only."""
+    left = 1
+
+    def one_less() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            done()
+
+    for executor in executors:
+        left += 1
+        executor.when_at_rest(one_less)
+    one_less()
+
+
+def timed_out(seconds: float) -> Timeout:
+    return Timeout(f"the run did not end within its timeout of {seconds:g} s")
+
+
+def in_event_loop() -> bool:
+    """True in a thread whose event loop is running right now."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,94 @@
+"""A value that is not there yet: what `s["x"]` reads.
+
+Made by the state that queues an operation, resolved once by the dispatcher, awaited by any thread
+or task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+
+class Variable:
+    """Resolved once, by `finish` or `fail`; never locked.
+
+    value: what the program reads. raw: its text (or texts). meta: how it came about. error: why it
+    never will.
+    """
+
+    __slots__ = ("_callbacks", "done", "error", "meta", "raw", "value")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.value: Any = None
+        self.raw: Any = None
+        self.meta: Any = None
+        self.error: BaseException | None = None
+        self._callbacks: list[Callable[[], object]] = []
+
+    @classmethod
+    def of(cls, value: Any, *, raw: Any = None, meta: Any = None) -> Variable:
+        """One that is there already."""
+        variable = cls()
+        variable.finish(value, raw=raw, meta=meta)
+        return variable
+
+    def finish(self, value: Any = None, *, raw: Any = None, meta: Any = None) -> None:
+        self.value, self.raw, self.meta = value, raw, meta
+        self._resolve()
+
+    def fail(self, error: BaseException) -> None:
+        """Resolve with an error, unless it is resolved: a cancelled operation may still come in."""
+        if not self.done:
+            self.error = error
+            self._resolve()
+
+    def _resolve(self) -> None:
+        self.done = True
+        for callback in tuple(self._callbacks):
+            callback()
+        self._callbacks.clear()
+
+    def on_done(self, callback: Callable[[], object]) -> None:
+        """Call `callback()` once resolved, from any thread. It must be quick and bear being called
+        twice.
+
+        Appending first and looking afterwards, against resolving first and calling afterwards, is
+        what makes a
+        lock unnecessary: one of the two always sees the other.
+        """
+        self._callbacks.append(callback)
+        if self.done:
+            callback()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block this thread until resolved; False if `timeout` seconds pass first."""
+        if self.done:
+            return True
+        event = threading.Event()
+        self.on_done(event.set)
+        return event.wait(timeout)
+
+    async def wait_async(self) -> None:
+        """Suspend this task until resolved."""
+        if self.done:
+            return
+        event, wake = async_waker()
+        self.on_done(wake)
+        await event.wait()
+
+
+def async_waker() -> tuple[asyncio.Event, Callable[[], None]]:
+    """An event of the running loop, and a function that sets it from any thread."""
+    loop = asyncio.get_running_loop()
+    event = asyncio.Event()
+
+    def wake() -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(event.set)
+
+    return event, wake
