@@ -1,1 +1,1 @@
-"""The KV pool and the radix tree that owns its pages."""
+"""The prefix cache: a radix tree of tokens over the slots of the KV pool."""

@@ -1,0 +1,223 @@
+"""The shape of the radix tree: nodes, finding a path, splitting an edge. Knows no pool and no lock.
+
+`RadixCache` owns the tree and is the only one to change it; requests hold nodes as handles;
+eviction and snapshots read them. Everything is a loop: a chain of any depth is fine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import numpy as np
+
+from stemma.backend.base import Namespace
+from stemma.backend.local.cache.radix_key import Ints, Page, RadixKey, common_prefix, page_at
+from stemma.lang.errors import EngineInvariantError
+
+Edge: TypeAlias = Page | tuple[Namespace, Page]
+"""A node among its siblings: its first page; directly below the root with its namespace."""
+
+Path: TypeAlias = "list[tuple[RadixNode, int]]"
+"""Nodes from the root down with how many leading tokens of each agree; all but the last: whole."""
+
+
+class RadixNode:
+    """key, slots: the tokens of this edge and their slots, int32, same length, whole pages.
+
+    parent: None for the root and for a node that has left the tree.
+    lock_ref: how many locks are held on this node or below it. Never smaller than a child's.
+    pending: its KV is being computed in the step now running. Everything below it is pending too.
+    hits: how many matches went through it. last_access: the cache's clock at its last use.
+    queued: it has an entry in the eviction queue.
+    """
+
+    __slots__ = (
+        "children",
+        "edge",
+        "hits",
+        "key",
+        "last_access",
+        "lock_ref",
+        "namespace",
+        "parent",
+        "pending",
+        "queued",
+        "slots",
+    )
+
+    def __init__(
+        self,
+        key: Ints,
+        slots: Ints,
+        *,
+        namespace: Namespace,
+        edge: Edge,
+        parent: RadixNode | None,
+        pending: bool = False,
+        last_access: int = 0,
+        lock_ref: int = 0,
+        hits: int = 0,
+    ) -> None:
+        self.key = key
+        self.slots = slots
+        self.namespace = namespace
+        self.edge = edge
+        self.parent = parent
+        self.pending = pending
+        self.last_access = last_access
+        self.lock_ref = lock_ref
+        self.hits = hits
+        self.queued = False
+        self.children: dict[Edge, RadixNode] = {}
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    @property
+    def evictable(self) -> bool:
+        """A leaf in the tree that nobody uses."""
+        return (
+            self.parent is not None
+            and self.lock_ref == 0
+            and not self.children
+            and not self.pending
+        )
+
+    def pending_path(self) -> Iterator[RadixNode]:
+        """This node and those above it, as long as they are pending."""
+        node: RadixNode | None = self
+        while node is not None and node.pending:
+            yield node
+            node = node.parent
+
+
+class RadixTree:
+    """One root of no tokens; directly below it nodes are told apart by namespace and first page.
+
+    Further down the first page alone decides. So no path ever crosses namespaces, and a namespace
+    without tokens leaves nothing behind.
+    """
+
+    def __init__(self, page_size: int) -> None:
+        nothing: Ints = np.empty(0, dtype=np.int32)
+        self.page_size = page_size
+        self.root = RadixNode(nothing, nothing, namespace=Namespace(), edge=b"", parent=None)
+
+    def floor(self, tokens: int) -> int:
+        """`tokens` rounded down to whole pages."""
+        return tokens - tokens % self.page_size
+
+    def descend(self, key: RadixKey, stop: int) -> tuple[Path, int]:
+        """Follow the first `stop` tokens (whole pages) as far as the tree has them.
+
+        Returns the path and its length in tokens, whole pages. Changes nothing.
+        """
+        path: Path = []
+        tokens, node, length = key.token_ids, self.root, 0
+        while length < stop:
+            child = node.children.get(self._edge(node, key.namespace, tokens, length))
+            if child is None:
+                break
+            agrees = self.floor(common_prefix(child.key, tokens[length:stop]))
+            path.append((child, agrees))
+            length += agrees
+            if agrees < len(child):
+                break
+            node = child
+        return path, length
+
+    def split(self, node: RadixNode, length: int) -> RadixNode:
+        """Put the first `length` tokens of the node into a new node above it, and return that.
+
+        The lower part keeps the identity, for a lock belongs to the place where a prefix ends. Both
+        parts are copies: a view would keep the whole of the old arrays in memory.
+        """
+        upper = RadixNode(
+            node.key[:length].copy(),
+            node.slots[:length].copy(),
+            namespace=node.namespace,
+            edge=node.edge,
+            parent=_parent(node),
+            pending=node.pending,
+            last_access=node.last_access,
+            lock_ref=node.lock_ref,
+            hits=node.hits,
+        )
+        _parent(node).children[node.edge] = upper
+        node.key, node.slots = node.key[length:].copy(), node.slots[length:].copy()
+        node.edge = self._edge(upper, node.namespace, node.key, 0)
+        node.parent = upper
+        upper.children[node.edge] = node
+        return upper
+
+    def add(self, parent: RadixNode, key: RadixKey, slots: Ints, start: int) -> RadixNode:
+        """A new leaf below `parent` with the tokens and slots from `start` on; both are copied."""
+        leaf = RadixNode(
+            key.token_ids[start:].copy(),
+            slots[start:].copy(),
+            namespace=key.namespace,
+            edge=self._edge(parent, key.namespace, key.token_ids, start),
+            parent=parent,
+        )
+        parent.children[leaf.edge] = leaf
+        return leaf
+
+    def remove(self, leaf: RadixNode) -> RadixNode:
+        """Take a leaf out and return its parent."""
+        parent = _parent(leaf)
+        del parent.children[leaf.edge]
+        leaf.parent = None
+        return parent
+
+    def nodes(self, namespace: Namespace | None = None) -> Iterator[RadixNode]:
+        """All nodes, of one namespace or of all, parents before children; not the root."""
+        stack = list(self.root.children.values())
+        if namespace is not None:
+            stack = [node for node in stack if node.namespace == namespace]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def check(self) -> None:
+        """Raise EngineInvariantError unless every node is as its docstring says."""
+        for node in self.nodes():
+            parent = node.parent
+            if parent is None or parent.children.get(node.edge) is not node:
+                raise EngineInvariantError("a node and its parent do not know each other")
+            edge = self._edge(parent, node.namespace, node.key, 0) if len(node) else None
+            inside = parent is self.root or parent.namespace == node.namespace
+            faults = {
+                "has no tokens": len(node) == 0,
+                "is not whole pages": self.floor(len(node)) != len(node),
+                "has not as many slots as tokens": len(node.key) != len(node.slots),
+                "is filed under another page": node.edge != edge,
+                "is in another namespace than its parent": not inside,
+                "has a negative lock count": node.lock_ref < 0,
+                "is locked more often than its parent": node.lock_ref > parent.lock_ref,
+                "was used after its parent": node.last_access > parent.last_access,
+                "is computed beneath a pending one": parent.pending and not node.pending,
+                "is pending but not locked": node.pending and node.lock_ref == 0,
+                "could be evicted but is not queued": node.evictable and not node.queued,
+            }
+            for fault, found in faults.items():
+                if found:
+                    raise EngineInvariantError(f"a node of {len(node)} tokens {fault}")
+
+    def _edge(self, parent: RadixNode, namespace: Namespace, token_ids: Ints, start: int) -> Edge:
+        page = page_at(token_ids, start, self.page_size)
+        return (namespace, page) if parent is self.root else page
+
+
+def slots_of(path: Path) -> Ints:
+    """The slots along a path as one new array."""
+    if not path:
+        return np.empty(0, dtype=np.int32)
+    return np.concatenate([node.slots[:agrees] for node, agrees in path])
+
+
+def _parent(node: RadixNode) -> RadixNode:
+    if node.parent is None:
+        raise EngineInvariantError("the root, or a node that has left the tree, has no parent")
+    return node.parent
