@@ -1,7 +1,9 @@
-"""The seam between programs and models: `Backend` opens branches, a `Branch` is one growing line of text.
+"""The seam between programs and models: `Backend` opens branches, a `Branch` is one growing line of
+text.
 
-The interpreter knows nothing else of a model. Everything that takes time returns a handle at once (`Pending`,
-`Generation`); a branch is used by one operation at a time: the next call comes after the handle has resolved.
+The interpreter knows nothing else of a model. Everything that takes time returns a handle at once
+(`Pending`, `Generation`); a branch is used by one operation at a time: the next call comes after
+the handle has resolved.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """What must be equal, besides the tokens, before two requests may share cached state. Compared as a tuple."""
+    """What must be equal, besides the tokens, before two requests may share cached state. Compared
+    as a tuple.
+    """
 
     model_version: str = ""
     adapter: str | None = None
@@ -36,10 +40,11 @@ class Namespace:
 class Usage:
     """Tokens and seconds of one request, or of many added up. cached + computed == prompt.
 
-    prompt_tokens: tokens before the first output token. cached_tokens: those whose KV was there already or was
-    computed for another request in the same step. computed_tokens: those run through the model for this request.
-    forced_tokens: output tokens that a constraint left no choice about. ttft_s: time to first token.
-    Added up, ttft_s is the smallest and total_s the sum.
+    prompt_tokens: tokens before the first output token. cached_tokens: those whose KV was there
+    already or was computed for another request in the same step. computed_tokens: those run through
+    the model for this request.
+    forced_tokens: output tokens that a constraint left no choice about. ttft_s: time to first
+    token. Added up, ttft_s is the smallest and total_s the sum.
     """
 
     prompt_tokens: int = 0
@@ -62,7 +67,9 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One token, its natural-log probability under the model, and the most probable alternatives (id, logprob)."""
+    """One token, its natural-log probability under the model, and the most probable alternatives
+    (id, logprob).
+    """
 
     token_id: int
     logprob: float
@@ -74,9 +81,11 @@ class Completion:
     """What a generation gave.
 
     text: the output as the program sees it. token_ids: the ids that were kept, without the stop.
-    rest: the visible characters of `text` that `token_ids` does not cover (the head of a token cut by a stop).
+    rest: the visible characters of `text` that `token_ids` does not cover (the head of a token cut
+    by a stop).
     matched_stop: the stop string, stop token id or regex match that ended it.
-    logprobs: per kept token, if asked. prompt_logprobs: per prompt token from the second on, if asked.
+    logprobs: per kept token, if asked. prompt_logprobs: per prompt token from the second on, if
+    asked.
     """
 
     text: str
@@ -91,11 +100,12 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceScore:
-    """One scored choice: the token ids and log-probabilities l_1..l_k from position `start` of the branch on.
+    """One scored choice: the token ids and log-probabilities l_1..l_k from position `start` of the
+    branch on.
 
-    start: the shortest common prefix of the branch's ids with the ids of branch + choice, over all choices; the
-    same for every choice. token_ids: the ids of branch + choice from there. unconditional: u_1..u_k, the same
-    tokens without the branch, where asked.
+    start: the shortest common prefix of the branch's ids with the ids of branch + choice, over all
+    choices; the same for every choice. token_ids: the ids of branch + choice from there.
+    unconditional: u_1..u_k, the same tokens without the branch, where asked.
     """
 
     text: str
@@ -128,11 +138,15 @@ class Pending(Generic[T]):
         return self.future.done()
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
-        """Call `fn(future)` when resolved, at once if it is. It runs on the backend's thread: it must be quick."""
+        """Call `fn(future)` when resolved, at once if it is. It runs on the backend's thread: it
+        must be quick.
+        """
         self.future.add_done_callback(fn)
 
     def cancel(self) -> None:
-        """Ask the backend to stop; the handle then fails with `Cancelled`. Harmless when already resolved."""
+        """Ask the backend to stop; the handle then fails with `Cancelled`. Harmless when already
+        resolved.
+        """
         if self.on_cancel is not None and not self.future.done():
             self.on_cancel()
 
@@ -146,7 +160,9 @@ class Pending(Generic[T]):
 
 
 class Generation(Pending[Completion]):
-    """A completion on its way, with its text as it grows. Listeners get whole characters only, each exactly once."""
+    """A completion on its way, with its text as it grows. Listeners get whole characters only, each
+    exactly once.
+    """
 
     def __init__(self, on_cancel: Callable[[], None] | None = None) -> None:
         super().__init__(on_cancel)
@@ -155,7 +171,9 @@ class Generation(Pending[Completion]):
         self._listeners: list[Callable[[str], None]] = []
 
     def subscribe(self, listener: Callable[[str], None]) -> None:
-        """Call `listener(piece)` for the text so far and for each further piece. It must be quick."""
+        """Call `listener(piece)` for the text so far and for each further piece. It must be
+        quick.
+        """
         with self._lock:
             if self._text:
                 listener("".join(self._text))
@@ -170,27 +188,36 @@ class Generation(Pending[Completion]):
 
 
 class Branch(ABC):
-    """One line of text, append-only, forked cheaply. Not thread-safe; used by one operation at a time."""
+    """One line of text, append-only, forked cheaply. Not thread-safe; used by one operation at a
+    time.
+    """
 
     @abstractmethod
     def append(self, text: str, *, control: bool = False) -> None:
-        """Add text to the pending literal. Only with `control` do added tokens in it become control tokens."""
+        """Add text to the pending literal. Only with `control` do added tokens in it become control
+        tokens.
+        """
 
     @abstractmethod
     def generate(self, params: SamplingParams, *, heal: bool = True) -> Generation:
-        """Continue the branch; when the handle resolves, the branch includes the output. `params.n` must be 1.
+        """Continue the branch; when the handle resolves, the branch includes the output. `params.n`
+        must be 1.
 
         heal: let the first draw redo the last token of a literal that stands directly before.
         Raises ContextOverflow, OutOfCacheMemory, UnsupportedByBackend, BackendClosed at once.
         """
 
     @abstractmethod
-    def score(self, choices: Sequence[str], *, unconditional: bool = False) -> Pending[ScoredChoices]:
+    def score(
+        self, choices: Sequence[str], *, unconditional: bool = False
+    ) -> Pending[ScoredChoices]:
         """Log-probabilities of each choice as a continuation. Leaves the branch as it is."""
 
     @abstractmethod
     def commit(self, choice: ChoiceScore) -> None:
-        """Append a scored choice by its ids. The branch must be as it was when the choice was scored."""
+        """Append a scored choice by its ids. The branch must be as it was when the choice was
+        scored.
+        """
 
     @abstractmethod
     def fork(self, n: int) -> list[Branch]:
@@ -198,11 +225,15 @@ class Branch(ABC):
 
     @abstractmethod
     def token_ids(self) -> list[int]:
-        """The ids of the whole branch, its pending literal tokenised as if a generation came next."""
+        """The ids of the whole branch, its pending literal tokenised as if a generation came
+        next.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Give up the branch: cancels what runs on it, releases what it holds. May be called twice."""
+        """Give up the branch: cancels what runs on it, releases what it holds. May be called
+        twice.
+        """
 
 
 class Backend(ABC):
@@ -217,7 +248,9 @@ class Backend(ABC):
 
     @abstractmethod
     def flush_cache(self, namespace: Namespace | None = None) -> int:
-        """Forget cached tokens that no running request uses, of one namespace or all; returns how many."""
+        """Forget cached tokens that no running request uses, of one namespace or all; returns how
+        many.
+        """
 
     @abstractmethod
     def close(self) -> None:

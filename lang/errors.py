@@ -1,7 +1,8 @@
 """Every exception that a user of Stemma can meet: one family under `StemmaError`.
 
-Raised by all floors of the house; imported by users as `stemma.errors`. An error names the thing, the place and
-the remedy. Errors that belong to an operation of a program carry the place that queued it (`site`).
+Raised by all floors of the house; imported by users as `stemma.errors`. An error names the thing,
+the place and the remedy. Errors that belong to an operation of a program carry the place that
+queued it (`site`).
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class Site:
 class StemmaError(Exception):
     """Base of the family.
 
-    `site` is the program line that queued the failed operation, `state` the ProgramState of the run that failed;
-    both are None where no program was involved.
+    `site` is the program line that queued the failed operation, `state` the ProgramState of the run
+    that failed; both are None where no program was involved.
     """
 
     site: Site | None = None
@@ -57,7 +58,9 @@ class Cancelled(StemmaError):
 
 
 class Truncated(StemmaError):
-    """A typed value was read whose text `max_tokens` cut off. `partial` is the text. Fails neither branch nor run."""
+    """A typed value was read whose text `max_tokens` cut off. `partial` is the text. Fails neither
+    branch nor run.
+    """
 
     def __init__(self, message: str, *, partial: str = "") -> None:
         super().__init__(message)
@@ -103,4 +106,6 @@ class BackendClosed(StemmaError):
 
 
 class EngineInvariantError(StemmaError):
-    """The engine found its own books wrong. A defect of Stemma: please report it with the message."""
+    """The engine found its own books wrong. A defect of Stemma: please report it with the
+    message.
+    """

@@ -1,6 +1,7 @@
 """How the next token is drawn: one frozen value that travels from `gen` to the engine.
 
-Imports nothing but errors; validated when built, so an impossible value is refused on the line that writes it.
+Imports nothing but errors; validated when built, so an impossible value is refused on the line that
+writes it.
 """
 
 from __future__ import annotations
@@ -20,16 +21,20 @@ DEFAULT_MAX_TOKENS = 128
 class SamplingParams:
     """Sampling settings of one generation.
 
-    max_tokens: most output tokens; None means `DEFAULT_MAX_TOKENS`, clipped to the room left in the context.
+    max_tokens: most output tokens; None means `DEFAULT_MAX_TOKENS`, clipped to the room left in the
+    context.
         An explicit value that does not fit is refused with `ContextOverflow`.
     min_tokens: no stop of any kind before this many output tokens.
     temperature: divides the logits; 0 takes the most probable token.
     top_k: keep the k most probable tokens; 0 keeps all.
-    top_p: keep the smallest set of tokens whose probabilities reach p (nucleus; Holtzman et al. 2020).
+    top_p: keep the smallest set of tokens whose probabilities reach p (nucleus; Holtzman et al.
+    2020).
     min_p: drop tokens less probable than min_p times the most probable one.
         Order: penalties and bias on the logits, then temperature, top_k, top_p, min_p.
-    frequency_penalty, presence_penalty: subtracted from the logit of an output token, per occurrence and once.
-    repetition_penalty: divides positive and multiplies negative logits of every token of prompt and output
+    frequency_penalty, presence_penalty: subtracted from the logit of an output token, per
+    occurrence and once.
+    repetition_penalty: divides positive and multiplies negative logits of every token of prompt and
+    output
         (CTRL; Keskar et al. 2019).
     logit_bias: token id -> number added to its logit.
     stop: strings that end the output; also across token borders. The match is not part of the text.
@@ -38,9 +43,11 @@ class SamplingParams:
     include_stop: keep the matched stop in the text.
     ignore_eos: go on past the model's end-of-text tokens.
     seed: of the draws; None takes one from the run.
-    logprobs: report the log-probability of every output token (of the model: before temperature and cuts).
+    logprobs: report the log-probability of every output token (of the model: before temperature and
+    cuts).
     top_logprobs: how many alternatives to report with each.
-    n: how many samples. A Branch always draws one; the interpreter and `LocalBackend.generate` multiply.
+    n: how many samples. A Branch always draws one; the interpreter and `LocalBackend.generate`
+    multiply.
     """
 
     max_tokens: int | None = None
@@ -125,6 +132,15 @@ class SamplingParams:
         """The same settings with some replaced."""
         return replace(self, **changes)
 
+    def one_draw(self, seed: int) -> SamplingParams:
+        """These settings for one sample with that seed. Quick: the rest was checked already."""
+        draw = object.__new__(SamplingParams)
+        for name in SamplingParams.__slots__:
+            object.__setattr__(draw, name, getattr(self, name))
+        object.__setattr__(draw, "seed", seed)
+        object.__setattr__(draw, "n", 1)
+        return draw
+
 
 def _need(ok: bool, name: str, value: object, wanted: str) -> None:
     if not ok:
@@ -132,6 +148,8 @@ def _need(ok: bool, name: str, value: object, wanted: str) -> None:
 
 
 def derive_seed(seed: int, *path: int) -> int:
-    """A seed of its own for each place in a program: a hash of `seed` and the path to the place. 63 bits."""
+    """A seed of its own for each place in a program: a hash of `seed` and the path to the place. 63
+    bits.
+    """
     words = b"".join(int(word).to_bytes(9, "little", signed=True) for word in (seed, *path))
     return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little") >> 1

@@ -1,0 +1,360 @@
+"""`LocalBackend`: the local engine as a `Backend`. Builds the floor below once, and turns prompts
+into requests.
+"""
+
+from __future__ import annotations
+
+import random
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from stemma.backend.base import Backend, Branch, Completion, Namespace, Pending
+from stemma.backend.chat import ChatFormat
+from stemma.backend.local.attention.torch_attention import TorchAttention
+from stemma.backend.local.branch import LocalBranch
+from stemma.backend.local.cache.eviction import LRU
+from stemma.backend.local.cache.kv_pool import KVPool
+from stemma.backend.local.cache.radix_cache import RadixCache
+from stemma.backend.local.cache.snapshot import TreeSnapshot
+from stemma.backend.local.detokenize import OutputText
+from stemma.backend.local.engine import Engine
+from stemma.backend.local.literal import Literal
+from stemma.backend.local.memory import RequestMemory
+from stemma.backend.local.metrics import Stats
+from stemma.backend.local.model.default_model import resolve_model
+from stemma.backend.local.model.loader import load_model
+from stemma.backend.local.request import Ints, Request
+from stemma.backend.local.scheduler import Scheduler
+from stemma.backend.local.sizing import choose_device, choose_dtype, default_kv_tokens
+from stemma.backend.local.tokenizer import Tokenizer
+from stemma.lang.errors import (
+    ContextOverflow,
+    InvalidArgument,
+    ModelLoadError,
+    OutOfCacheMemory,
+    UnsupportedByBackend,
+)
+from stemma.lang.sampling import DEFAULT_MAX_TOKENS, SamplingParams, derive_seed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+EVICTION = {"lru": LRU}
+
+
+class LocalBackend(Backend):
+    """A model in this process, every computed token kept in a radix tree over its KV cache.
+
+    model: a folder with safetensors, a GGUF file, a hub id, or None for STEMMA_MODEL or the default
+    model.
+    device: "cuda" or "cpu"; None takes a GPU where there is one. dtype: None takes bfloat16 on a
+    GPU and float32
+        on a CPU.
+    kv_tokens: size of the KV pool; None takes a share of the memory that is free. page_size: tokens
+    per page, the
+        unit of sharing. prefix_cache: False computes every request from its first token on.
+    policy: "lpm" or "fcfs", see `Scheduler`. eviction: "lru".
+    max_running: requests that are in progress at once. max_step_tokens: most rows of one forward
+    pass.
+
+    Raises ModelLoadError, and InvalidArgument for settings that cannot be meant.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        kv_tokens: int | None = None,
+        page_size: int = 1,
+        prefix_cache: bool = True,
+        policy: str = "lpm",
+        eviction: str = "lru",
+        max_running: int = 256,
+        max_step_tokens: int = 2048,
+    ) -> None:
+        if eviction not in EVICTION:
+            raise InvalidArgument(f"eviction={eviction!r}: must be one of {', '.join(EVICTION)}")
+        if page_size < 1:
+            raise InvalidArgument(f"page_size={page_size}: must be at least 1")
+        self.device = choose_device(device)
+        self.dtype = choose_dtype(dtype, self.device)
+        loaded = load_model(resolve_model(model), device=self.device, dtype=self.dtype)
+        config = loaded.config
+        self.config = config
+        self.model_name = loaded.name
+        self.model_folder = loaded.folder
+        self.model_version = f"{loaded.version}-{str(self.dtype).removeprefix('torch.')}"
+        self.text = Tokenizer.from_folder(loaded.folder)
+        self.chat = self._chat_format()
+        self.end_ids = self._end_ids()
+        shape = {
+            "layers": config.num_layers,
+            "kv_heads": config.num_kv_heads,
+            "head_dim": config.head_dim,
+        }
+        if kv_tokens is None:
+            per_token = KVPool.bytes_per_token(**shape, dtype=self.dtype)
+            kv_tokens = default_kv_tokens(per_token, self.device, config.max_positions)
+        if kv_tokens < page_size:
+            raise InvalidArgument(
+                f"kv_tokens={kv_tokens}: must hold at least one page of {page_size} tokens"
+            )
+        pool = KVPool(
+            **shape, capacity=kv_tokens, page_size=page_size, dtype=self.dtype, device=self.device
+        )
+        cache = RadixCache(pool.allocator, eviction=EVICTION[eviction]())
+        memory = RequestMemory(pool.allocator, cache, prefix_cache=prefix_cache)
+        self.engine = Engine(
+            loaded.decoder,
+            TorchAttention(pool, num_heads=config.num_heads, scale=config.attention_scale),
+            Scheduler(
+                memory, policy=policy, max_running=max_running, max_step_tokens=max_step_tokens
+            ),
+            device=self.device,
+            end_ids=self.end_ids,
+        )
+        self._finalizer = weakref.finalize(self, self.engine.close)
+
+    def _chat_format(self) -> ChatFormat:
+        """The template's pieces. A model whose template is missing or cannot be taken apart still
+        does plain text.
+        """
+        text = self.text
+        if text.chat_template is None:
+            return ChatFormat.absent()
+        try:
+            return ChatFormat.from_template(
+                text.chat_template, bos_token=text.bos_token, eos_token=text.eos_token
+            )
+        except ModelLoadError as error:
+            return ChatFormat.absent(str(error))
+
+    def _end_ids(self) -> frozenset[int]:
+        """What ends a text: the model's end-of-text ids, and the control token that ends an
+        assistant's turn.
+        """
+        ends = set(self.text.eos_ids)
+        with suppress(UnsupportedByBackend):
+            turn_end = self.encode(self.chat.end("assistant"), control=True)
+            ends.update(filter(self.text.is_control, turn_end[:1]))
+        return frozenset(ends)
+
+    # -- programs
+
+    def open(self, namespace: Namespace = Namespace()) -> Branch:
+        return LocalBranch(self, namespace, ids=[], literal=Literal(self.text, first=True))
+
+    # -- offline batches
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        params: SamplingParams | None = None,
+        *,
+        prompt_logprobs: bool = False,
+        namespace: Namespace = Namespace(),
+    ) -> list[Completion]:
+        """Complete each prompt `params.n` times; results prompt by prompt, samples of one prompt
+        side by side.
+
+        prompts: texts (control tokens in them are plain text) or lists of token ids. Never heals:
+        ids go in as they are. prompt_logprobs: also report the log-probability of every prompt
+        token from the second on. All requests are handed to the engine together. If one fails, the
+        others are stopped and its error is raised; so is KeyboardInterrupt. With `params.seed` the
+        samples of every prompt have the same seeds.
+        """
+        params = params or SamplingParams()
+        listed = [prompts] if isinstance(prompts, str) else prompts
+        seed = self.seed_of(params)
+        handles: list[Pending[Completion]] = []
+        requests: list[Request] = []
+        for prompt in listed:
+            ids = self._prompt_ids(prompt)
+            for k in range(params.n):
+                handle: Pending[Completion] = Pending()
+                handles.append(handle)
+                requests.append(
+                    self.make_request(
+                        ids,
+                        params,
+                        namespace,
+                        seed=derive_seed(seed, k) if k else seed,
+                        next_logprob=1 if prompt_logprobs else None,
+                        on_finish=_resolving(handle),
+                        on_error=handle.fail,
+                    )
+                )
+        self.submit(requests)
+        try:
+            return [handle.result() for handle in handles]
+        except BaseException:
+            self.engine.cancel(requests)
+            raise
+
+    def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        if not isinstance(prompt, str):
+            return [int(i) for i in prompt]
+        literal = Literal(self.text, first=True).append(prompt)
+        return self.with_bos(literal)
+
+    def with_bos(self, literal: Literal) -> list[int]:
+        """The ids of a literal, behind BOS where the literal starts a text that the model wants to
+        have one.
+        """
+        bos = self.text.bos_id
+        return [bos, *literal.ids()] if literal.wants_bos and bos is not None else literal.ids()
+
+    def encode(self, text: str, *, control: bool = False) -> list[int]:
+        """The ids of a text, without BOS. Only with `control` do control tokens in it count as
+        such.
+        """
+        return Literal(self.text, first=True).append(text, control=control).ids()
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, control tokens spelled out."""
+        return self.text.decode(ids)
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The transformers tokenizer of the model, for callers that want one. The engine does not
+        use it.
+        """
+        from transformers import AutoTokenizer
+
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(self.model_folder)
+        return tokenizer
+
+    # -- requests
+
+    @staticmethod
+    def seed_of(params: SamplingParams) -> int:
+        """The seed asked for, else a random one."""
+        return random.getrandbits(63) if params.seed is None else params.seed
+
+    def make_request(
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        namespace: Namespace,
+        *,
+        on_finish: Callable[[Request], None],
+        on_error: Callable[[BaseException], None],
+        on_text: Callable[[str], None] | None = None,
+        seed: int = 0,
+        next_logprob: int | None = None,
+        heal: npt.NDArray[np.int32] | None = None,
+    ) -> Request:
+        """A request that continues `ids`. Raises ContextOverflow or OutOfCacheMemory if it can
+        never fit.
+        """
+        if not ids:
+            raise InvalidArgument("the prompt has no tokens: there is nothing to continue")
+        beyond = [i for i in ids if not 0 <= i < self.config.vocab_size]
+        if beyond:
+            raise InvalidArgument(
+                f"token id {beyond[0]}: the model's vocabulary ends at {self.config.vocab_size}"
+            )
+        max_tokens = self._output_room(len(ids), params.max_tokens)
+        samples = max_tokens > 0
+        return Request(
+            tokens=Ints(ids),
+            namespace=self._versioned(namespace),
+            params=params,
+            on_finish=on_finish,
+            on_error=on_error,
+            on_text=on_text,
+            seed=seed,
+            samples=samples,
+            next_logprob=next_logprob,
+            heal=heal if samples else None,
+            output=OutputText(self.text, params, end_ids=self.end_ids) if samples else None,
+            max_tokens=max_tokens,
+            prompt_top_logprobs=params.top_logprobs,
+        )
+
+    def _output_room(self, prompt: int, wanted: int | None) -> int:
+        """How many tokens may be sampled after the prompt."""
+        context, pool = self.config.max_positions, self.engine.scheduler.memory.capacity
+        needed = prompt + (1 if wanted is None else wanted)
+        asked = "" if wanted is None else f" and max_tokens={wanted}"
+        if needed > context:
+            raise ContextOverflow(
+                f"a prompt of {prompt} tokens{asked} needs {needed} positions; the context of "
+                f"{self.model_name} has {context}: shorten the prompt or lower max_tokens",
+                needed=needed,
+                limit=context,
+            )
+        if needed > pool:
+            raise OutOfCacheMemory(
+                f"a prompt of {prompt} tokens{asked} needs {needed} KV slots; the pool has {pool}: "
+                "raise kv_tokens, shorten the prompt or lower max_tokens",
+                needed=needed,
+                limit=pool,
+            )
+        return min(DEFAULT_MAX_TOKENS, min(context, pool) - prompt) if wanted is None else wanted
+
+    def _versioned(self, namespace: Namespace) -> Namespace:
+        return Namespace(self.model_version, namespace.adapter, namespace.salt, namespace.extra_key)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Hand requests to the engine together. Those with nothing to compute finish at once."""
+        for request in requests:
+            if request.known_end == 0:
+                request.on_finish(request)
+        self.engine.submit([r for r in requests if r.known_end > 0])
+
+    # -- looking and keeping house
+
+    def stats(self) -> Stats:
+        """The engine's counters and sizes, between two steps."""
+        return self.engine.call(self.engine.stats)
+
+    def tree(self) -> TreeSnapshot:
+        """The radix tree as a value that prints, between two steps."""
+        memory = self.engine.scheduler.memory
+        return self.engine.call(lambda: memory.cache.snapshot(self.text.decode))
+
+    def check(self) -> None:
+        """Raise EngineInvariantError unless the engine's books add up."""
+        self.engine.call(self.engine.check)
+
+    def flush_cache(self, namespace: Namespace | None = None) -> int:
+        wanted = None if namespace is None else self._versioned(namespace)
+        return self.engine.call(lambda: self.engine.scheduler.memory.cache.flush(wanted))
+
+    def warmup(self) -> None:
+        """Run a short request, so that the first real one does not pay for the first touch of
+        everything.
+        """
+        ids = [0] * min(8, self.config.max_positions - 2)
+        self.generate(
+            [ids], SamplingParams(max_tokens=2, temperature=0, ignore_eos=True), namespace=_WARMUP
+        )
+        self.flush_cache(_WARMUP)
+
+    def close(self) -> None:
+        self._finalizer()
+
+    def __enter__(self) -> LocalBackend:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+_WARMUP = Namespace(extra_key="stemma-warmup")
+
+
+def _resolving(handle: Pending[Completion]) -> Callable[[Request], None]:
+    """What to do with a finished request: resolve the handle with its completion."""
+    return lambda request: handle.finish(request.completion())

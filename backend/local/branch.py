@@ -1,0 +1,256 @@
+"""`LocalBranch`: one line of text on the local engine: committed token ids plus one pending
+literal.
+
+Owns ids and text, never memory: an idle branch holds no lock, its prefix is found in the tree when
+it goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from stemma.backend.base import (
+    Branch,
+    ChoiceScore,
+    Generation,
+    Namespace,
+    Pending,
+    ScoredChoices,
+    Usage,
+)
+from stemma.backend.local.literal import Literal
+from stemma.backend.local.request import Request
+from stemma.lang.errors import BackendClosed, InvalidArgument
+from stemma.lang.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from stemma.backend.local.backend import LocalBackend
+
+
+class LocalBranch(Branch):
+    """See `Branch`. Made by `LocalBackend.open` and `fork`."""
+
+    def __init__(
+        self, backend: LocalBackend, namespace: Namespace, *, ids: list[int], literal: Literal
+    ) -> None:
+        self._backend = backend
+        self._namespace = namespace
+        self._ids = ids  # never changed in place: forks share it
+        self._literal = literal
+        self._running: list[Request] = []
+        self._closed = False
+
+    def append(self, text: str, *, control: bool = False) -> None:
+        self._literal = self._literal.append(text, control=control)
+
+    def token_ids(self) -> list[int]:
+        return self._ids + self._backend.with_bos(self._literal)
+
+    def fork(self, n: int) -> list[Branch]:
+        return [
+            LocalBranch(self._backend, self._namespace, ids=self._ids, literal=self._literal)
+            for _ in range(n)
+        ]
+
+    def close(self) -> None:
+        self._closed = True
+        self._backend.engine.cancel(self._running)
+
+    # -- generating
+
+    def generate(self, params: SamplingParams, *, heal: bool = True) -> Generation:
+        self._must_be_open()
+        if params.n != 1:
+            raise InvalidArgument(f"n={params.n}: a branch draws one sample; fork it for more")
+        backend = self._backend
+        prompt = self.token_ids()
+        generation = Generation()
+
+        def finish(request: Request) -> None:
+            self._take_output(request, prompt)
+            generation.finish(request.completion())
+
+        request = backend.make_request(
+            prompt,
+            params,
+            self._namespace,
+            on_finish=finish,
+            on_error=generation.fail,
+            on_text=generation.push,
+            seed=backend.seed_of(params),
+            heal=self._heal_candidates(prompt) if heal else None,
+        )
+        generation.on_cancel = lambda: backend.engine.cancel([request])
+        self._submit([request])
+        return generation
+
+    def _heal_candidates(self, prompt: list[int]) -> npt.NDArray[np.int32] | None:
+        """The ids that may stand in place of the prompt's last token: those that begin with its
+        text.
+        """
+        if len(prompt) < 2 or not self._literal.can_heal:
+            return None
+        text = self._backend.text
+        candidates = text.ids_starting_with(text.bytes_of(prompt[-1]))
+        return candidates if len(candidates) > 1 else None
+
+    def _take_output(self, request: Request, prompt: list[int]) -> None:
+        """Go on from the kept tokens; what of the text they do not cover becomes the pending
+        literal.
+        """
+        end = request.end
+        kept = request.output_ids[: end.kept] if end is not None else []
+        if (
+            request.healed and kept
+        ):  # the first output token stands in place of the last of the prompt
+            prompt = prompt[:-1]
+        self._ids = prompt + kept
+        self._literal = Literal(self._backend.text, first=False)
+        if end is not None:
+            self._literal = self._literal.append(end.rest)
+
+    # -- choosing
+
+    def score(
+        self, choices: Sequence[str], *, unconditional: bool = False
+    ) -> Pending[ScoredChoices]:
+        self._must_be_open()
+        if not choices or "" in choices or len(set(choices)) < len(choices):
+            raise InvalidArgument(
+                f"choices={list(choices)!r}: at least one, none empty, none twice"
+            )
+        scoring = _Scoring(self._backend, self._namespace, unconditional=unconditional)
+        scoring.build(self.token_ids(), {choice: self._with_choice(choice) for choice in choices})
+        scoring.handle.on_cancel = scoring.cancel
+        if scoring.requests:
+            self._submit(scoring.requests)
+        else:  # single tokens behind nothing
+            scoring.resolve()
+        return scoring.handle
+
+    def _with_choice(self, choice: str) -> list[int]:
+        """The ids of the branch with `choice` behind it, tokenised as one text with the pending
+        literal.
+        """
+        return self._ids + self._backend.with_bos(self._literal.append(choice))
+
+    def commit(self, choice: ChoiceScore) -> None:
+        self._ids = [*self.token_ids()[: choice.start], *choice.token_ids]
+        self._literal = Literal(self._backend.text, first=False)
+
+    # -- requests
+
+    def _must_be_open(self) -> None:
+        if self._closed:
+            raise BackendClosed("the branch was closed")
+
+    def _submit(self, requests: list[Request]) -> None:
+        self._running = requests
+        self._backend.submit(requests)
+
+
+class _Scoring:
+    """The requests of one `score` call: each choice behind the branch, and alone where that is
+    asked.
+
+    They are handed in together, so what they share is computed once, in one step. After that
+    everything happens on the engine's thread.
+    """
+
+    def __init__(self, backend: LocalBackend, namespace: Namespace, *, unconditional: bool) -> None:
+        self.handle: Pending[ScoredChoices] = Pending()
+        self.requests: list[Request] = []
+        self._backend = backend
+        self._namespace = namespace
+        self._unconditional = unconditional
+        self._start = 0
+        self._scored: list[_Scored] = []
+        self._open = 0
+
+    def build(self, prompt: list[int], lines: dict[str, list[int]]) -> None:
+        """prompt: the branch's ids. lines: per choice the ids of branch and choice, tokenised as
+        one.
+        """
+        text = self._backend.text
+        bos = [text.bos_id] if text.adds_bos and text.bos_id is not None else []
+        self._start = min(common_length(prompt, line) for line in lines.values())
+        for choice, line in lines.items():
+            tail = line[self._start :]
+            alone = self._request([*bos, *tail], len(tail)) if self._unconditional else None
+            self._scored.append(_Scored(choice, tail, self._request(line, len(tail)), alone))
+        self._open = len(self.requests)
+
+    def _request(self, ids: list[int], tail: int) -> Request | None:
+        """Scores the last `tail` ids, except one that nothing stands before; None where none is
+        left.
+        """
+        if len(ids) < 2:
+            return None
+        request = self._backend.make_request(
+            ids,
+            SamplingParams(max_tokens=0),
+            self._namespace,
+            next_logprob=max(1, len(ids) - tail),
+            on_finish=self._finished,
+            on_error=self._failed,
+        )
+        self.requests.append(request)
+        return request
+
+    def cancel(self) -> None:
+        self._backend.engine.cancel(self.requests)
+
+    def _finished(self, _: Request) -> None:
+        self._open -= 1
+        if not self._open and not self.handle.done():
+            self.resolve()
+
+    def _failed(self, error: BaseException) -> None:
+        if not self.handle.done():
+            self.handle.fail(error)
+            self.cancel()
+
+    def resolve(self) -> None:
+        scores = [
+            ChoiceScore(
+                text=s.choice,
+                start=self._start,
+                token_ids=tuple(s.tail),
+                logprobs=_padded(s.behind, len(s.tail)),
+                unconditional=_padded(s.alone, len(s.tail)) if self._unconditional else None,
+            )
+            for s in self._scored
+        ]
+        usage = sum((request.usage() for request in self.requests), Usage())
+        self.handle.finish(ScoredChoices(tuple(scores), usage))
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """One choice: its tokens from the common start on, scored behind the branch and alone."""
+
+    choice: str
+    tail: list[int]
+    behind: Request | None
+    alone: Request | None
+
+
+def _padded(request: Request | None, length: int) -> tuple[float, ...]:
+    """One log-probability per token; 0 for a first token that nothing stands before."""
+    found = [] if request is None else [logprob.logprob for logprob in request.prompt_logprobs]
+    return (*[0.0] * (length - len(found)), *found)
+
+
+def common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many leading ids two lists share."""
+    length = 0
+    for x, y in zip(a, b):  # noqa: B905 - the shorter one decides
+        if x != y:
+            break
+        length += 1
+    return length

@@ -1,0 +1,407 @@
+"""The engine: one thread, one loop: schedule -> forward -> sample -> accept.
+
+Owns the model, the scheduler and, through it, the cache. Other threads hand in work through an
+inbox that is read between steps; results leave through the callbacks of each request. The engine
+never waits for a reader.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import asdict
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stemma.backend.base import TokenLogprob
+from stemma.backend.local.attention.torch_attention import TorchAttention
+from stemma.backend.local.batch import Batch, build_batch
+from stemma.backend.local.logit_rules import Draw
+from stemma.backend.local.metrics import Counters, Stats
+from stemma.backend.local.model.decoder import Decoder
+from stemma.backend.local.request import Request, State
+from stemma.backend.local.sampler import Sampled, SamplerError, sample, token_logprobs
+from stemma.backend.local.scheduler import Scheduler, Step
+from stemma.lang.errors import BackendClosed, Cancelled, EngineInvariantError
+
+T = TypeVar("T")
+
+LOGPROB_ROWS = 128
+"""Rows whose full logits are held at once where only log-probabilities of given tokens are
+wanted.
+"""
+
+
+class _BadRows(Exception):
+    """Rows that no token can be drawn from, by the requests they are of."""
+
+    def __init__(self, errors: dict[Request, SamplerError]) -> None:
+        super().__init__(*errors.values())
+        self.errors = errors
+
+
+class Engine:
+    """Runs requests to their end. `submit`, `cancel`, `call` and `close` may be used from any
+    thread.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        attention: TorchAttention,
+        scheduler: Scheduler,
+        *,
+        device: torch.device,
+        end_ids: frozenset[int],
+        check_every_step: bool = False,
+    ) -> None:
+        self.decoder = decoder
+        self.attention = attention
+        self.scheduler = scheduler
+        self.device = device
+        self.end_ids = end_ids
+        self.counters = Counters()
+        self.check_every_step = check_every_step
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._closing = False
+        self._broken: EngineInvariantError | None = None
+        self._pid = os.getpid()
+        self._start_lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    # -- from any thread
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests; those handed in together can meet in one step."""
+
+        def arrive() -> None:
+            for request in requests:
+                self.scheduler.submit(request)
+
+        self._post(arrive)
+
+    def cancel(self, requests: Sequence[Request]) -> None:
+        """Take requests out between two steps; each fails with `Cancelled`, its partial text
+        attached.
+
+        Harmless for requests that have ended, and on a closed engine.
+        """
+
+        def leave() -> None:
+            for request in requests:
+                if request.state is not State.FINISHED:
+                    partial = request.output.finish().text if request.output is not None else ""
+                    self._fail(request, Cancelled("the request was cancelled", partial=partial))
+
+        with suppress(BackendClosed, EngineInvariantError):
+            self._post(leave)
+
+    def call(self, fn: Callable[[], T]) -> T:
+        """Run `fn` on the engine's thread between two steps and return what it returns."""
+        if threading.current_thread() is self._thread:
+            return fn()
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if self._closing:
+                future.set_exception(self._why_closed())
+                return
+            try:
+                future.set_result(fn())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._post(run)
+        return future.result()
+
+    def close(self) -> None:
+        """Stop the thread; requests under way fail with BackendClosed."""
+        self._closing = True
+        thread = self._thread
+        if thread is not None and os.getpid() == self._pid:
+            self._inbox.put(lambda: None)
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _post(self, work: Callable[[], None]) -> None:
+        if os.getpid() != self._pid:
+            raise BackendClosed(
+                "this backend was made before os.fork(); make a new one in the child process"
+            )
+        with self._start_lock:
+            if self._closing:
+                raise self._why_closed()
+            self._inbox.put(work)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="stemma-engine", daemon=True)
+                self._thread.start()
+
+    def _why_closed(self) -> BackendClosed | EngineInvariantError:
+        return self._broken or BackendClosed("the backend was closed")
+
+    # -- the loop
+
+    def _run(self) -> None:
+        try:
+            with torch.inference_mode():
+                while not self._closing:
+                    self._read_inbox()
+                    self.step()
+        except BaseException as error:
+            self._broken = EngineInvariantError(f"the engine stopped: {error!r}")
+            self._broken.__cause__ = error
+        with self._start_lock:
+            self._closing = True
+        self._read_inbox(wait=False)
+        for request in [*self.scheduler.running, *self.scheduler.waiting]:
+            request.on_error(self._why_closed())
+
+    def _read_inbox(self, *, wait: bool = True) -> None:
+        try:
+            if wait and not self.scheduler.has_work:
+                self._inbox.get()()
+            while True:
+                self._inbox.get_nowait()()
+        except Empty:
+            pass
+
+    def step(self) -> None:
+        """One forward pass and what follows from it."""
+        step = self.scheduler.schedule()
+        if step is None:
+            return
+        try:
+            batch = build_batch(step.entries)
+            hidden = self._forward(batch)
+            scored = self._score_known_tokens(step, batch, hidden)
+            drawn = self._draw(step, batch, hidden)
+        except _BadRows as bad:
+            self._undo(step, bad.errors)
+            return
+        except Exception as error:
+            self._undo(step, dict.fromkeys(step.requests, error))
+            return
+        self.scheduler.commit(step)
+        self.counters.steps += 1
+        self.counters.computed_tokens += len(batch.token_ids)
+        for request, logprobs in zip(step.requests, scored, strict=True):
+            self._accept_scored(request, logprobs)
+        for request, samples in drawn:
+            self._accept_samples(request, samples)
+        if self.check_every_step:
+            self.check()
+
+    def _undo(self, step: Step, errors: Mapping[Request, BaseException]) -> None:
+        """Nothing of the step stays; the requests at fault fail, the others are queued again."""
+        self.scheduler.rollback(step, failed=errors.keys())
+        for request, error in errors.items():
+            self._count(request)
+            request.on_error(error)
+
+    def _forward(self, batch: Batch) -> Tensor:
+        token_ids = torch.from_numpy(batch.token_ids.astype(np.int64)).to(self.device)
+        positions = torch.from_numpy(batch.positions.astype(np.int64)).to(self.device)
+        hidden: Tensor = self.decoder(token_ids, positions, self.attention.prepare(batch))
+        return hidden
+
+    # -- after the forward pass: known tokens
+
+    def _score_known_tokens(
+        self, step: Step, batch: Batch, hidden: Tensor
+    ) -> list[list[TokenLogprob]]:
+        """Log-probabilities of the prompt tokens that the rows of this step predict, per request of
+        the step.
+        """
+        rows: list[np.ndarray] = []
+        targets: list[int] = []
+        spans: list[int] = []
+        top = 0
+        for i, (request, entry) in enumerate(zip(step.requests, step.entries, strict=True)):
+            first = request.next_logprob
+            last = min(request.scheduled_end + 1, request.prompt_length)
+            count = 0 if first is None else max(0, last - first)
+            spans.append(count)
+            if first is not None and count:
+                offset = first - 1 - entry.computed
+                rows.append(batch.rows_of(i)[offset : offset + count])
+                targets.extend(request.tokens.view()[first:last].tolist())
+                top = max(top, request.prompt_top_logprobs)
+        found: list[TokenLogprob] = []
+        if targets:
+            wanted = np.concatenate(rows)
+            for start in range(0, len(wanted), LOGPROB_ROWS):
+                block = torch.from_numpy(wanted[start : start + LOGPROB_ROWS]).to(self.device)
+                logits = self.decoder.logits(hidden[block])
+                found += token_logprobs(logits, targets[start : start + LOGPROB_ROWS], top)
+        scored = []
+        for count in spans:
+            scored.append(found[:count])
+            del found[:count]
+        return scored
+
+    def _accept_scored(self, request: Request, logprobs: list[TokenLogprob]) -> None:
+        if request.next_logprob is not None and logprobs:
+            request.prompt_logprobs += logprobs
+            request.next_logprob += len(logprobs)
+        if not request.samples and request.computed >= request.known_end:
+            self._finish(request)
+
+    # -- after the forward pass: new tokens
+
+    def _draw(
+        self, step: Step, batch: Batch, hidden: Tensor
+    ) -> list[tuple[Request, list[Sampled]]]:
+        """Draw for every request whose known tokens end in this step; two draws where the last one
+        is healed.
+        """
+        drawing = [
+            (i, r)
+            for i, r in enumerate(step.requests)
+            if r.samples and r.scheduled_end == r.known_end
+        ]
+        if not drawing:
+            return []
+        rows: list[int] = []
+        owners: list[Request] = []
+        draws: list[Draw] = []
+        for i, request in drawing:
+            own = batch.rows_of(i)
+            if request.heal is not None:
+                rows.append(own[-2])
+                owners.append(request)
+                draws.append(self._draw_of(request, counter=0, allowed=request.heal))
+            rows.append(own[-1])
+            owners.append(request)
+            draws.append(self._draw_of(request, counter=request.draw_counter))
+        distinct, index = np.unique(np.array(rows, dtype=np.int64), return_inverse=True)
+        logits = self.decoder.logits(hidden[torch.from_numpy(distinct).to(self.device)])
+        try:
+            sampled = iter(sample(logits, index.tolist(), draws))
+        except SamplerError as error:
+            raise _BadRows({owners[k]: error for k in error.reasons}) from error
+        return [
+            (request, [next(sampled) for _ in range(1 if request.heal is None else 2)])
+            for _, request in drawing
+        ]
+
+    def _draw_of(
+        self, request: Request, *, counter: int, allowed: np.ndarray | None = None
+    ) -> Draw:
+        params = request.params
+        banned: tuple[int, ...] = ()
+        if allowed is None and len(request.output_ids) < params.min_tokens:
+            banned = (*self.end_ids, *params.stop_token_ids)
+        return Draw(
+            params=params,
+            seed=request.seed,
+            counter=counter,
+            prompt_ids=request.tokens.view(request.prompt_length),
+            output_ids=request.output_ids,
+            banned=banned,
+            allowed=allowed,
+        )
+
+    def _accept_samples(self, request: Request, samples: list[Sampled]) -> None:
+        if request.first_token_at is None:
+            request.first_token_at = time.perf_counter()
+        if request.heal is not None:
+            redone, following = samples
+            last = request.prompt_length - 1
+            request.heal = None
+            literal = int(request.tokens.view()[last])
+            if redone.token_id == literal:
+                self._append(request, following)
+                return
+            self.scheduler.memory.truncate(request, last)
+            request.tokens.truncate(last)
+            request.healed = True
+            request.text_out.stand_for(literal)
+            self._append(request, redone)
+        else:
+            self._append(request, samples[0])
+
+    def _append(self, request: Request, sampled: Sampled) -> None:
+        output, token = request.text_out, sampled.token_id
+        ended = output.push(token)
+        if output.num_tokens > len(
+            request.output_ids
+        ):  # else the token only said that the text ends
+            request.tokens.extend([token])
+            request.output_ids.append(token)
+            if sampled.logprob is not None:
+                request.logprobs.append(TokenLogprob(token, sampled.logprob, sampled.top))
+            self.counters.output_tokens += 1
+        if ended or request.remaining_output <= 0:
+            request.finish_reason = "stop" if ended else "length"
+            self._finish(request)
+        else:
+            self._stream(request)
+
+    def _stream(self, request: Request) -> None:
+        if request.on_text is None:
+            return
+        piece = request.text_out.take_increment()
+        if piece:
+            try:
+                request.on_text(piece)
+            except Exception as error:
+                self._fail(request, error)
+
+    # -- ends
+
+    def _finish(self, request: Request) -> None:
+        if request.output is not None:
+            request.end = request.output.finish()
+            self._stream(request)
+            if request.state is State.FINISHED:  # its listener failed
+                return
+        self.scheduler.finish(request)
+        self._count(request)
+        request.on_finish(request)
+
+    def _fail(self, request: Request, error: BaseException) -> None:
+        self.scheduler.finish(request)
+        self._count(request)
+        request.on_error(error)
+
+    def _count(self, request: Request) -> None:
+        self.counters.finished += 1
+        self.counters.prompt_tokens += request.cached_tokens + request.computed_tokens
+        self.counters.cached_tokens += request.cached_tokens
+
+    def stats(self) -> Stats:
+        """Counters and sizes as they are now; on the engine's thread."""
+        memory, counters = self.scheduler.memory, self.counters
+        return Stats(
+            **asdict(counters),
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            retractions=self.scheduler.retractions,
+            evicted_tokens=memory.cache.evicted_tokens,
+            pool_tokens=memory.capacity,
+            free_tokens=memory.allocator.free_tokens,
+            evictable_tokens=memory.cache.evictable_tokens,
+            protected_tokens=memory.cache.protected_tokens,
+            private_tokens=memory.private_tokens,
+        )
+
+    def check(self) -> None:
+        """Raise EngineInvariantError unless all books add up; at idle nothing may be locked or
+        private.
+        """
+        memory = self.scheduler.memory
+        memory.check()
+        if not self.scheduler.running:
+            held = memory.cache.protected_tokens + memory.private_tokens
+            if held:
+                raise EngineInvariantError(
+                    f"{held} tokens are locked or private though nothing runs"
+                )

@@ -1,0 +1,209 @@
+"""A request: some known tokens to compute, and perhaps more to sample after them.
+
+Plain data with small questions about itself. The scheduler decides when it runs, `memory.py` moves
+its slots, the engine appends its tokens. Generation, prompt log-probabilities and scored choices
+are all this one thing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from stemma.backend.base import Completion, FinishReason, Namespace, TokenLogprob, Usage
+from stemma.lang.errors import EngineInvariantError
+from stemma.lang.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from stemma.backend.local.cache.radix_tree import RadixNode
+    from stemma.backend.local.detokenize import OutputEnd, OutputText
+
+IntArray = npt.NDArray[np.int32]
+
+
+class Ints:
+    """An int32 array that grows at the end; `view()` is its live part, not a copy."""
+
+    __slots__ = ("_data", "_size")
+
+    def __init__(self, values: npt.ArrayLike = ()) -> None:
+        self._data: IntArray = np.array(values, dtype=np.int32)
+        self._size = len(self._data)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def view(self, stop: int | None = None) -> IntArray:
+        return self._data[: self._size if stop is None else stop]
+
+    def extend(self, values: npt.ArrayLike) -> None:
+        new = np.asarray(values, dtype=np.int32)
+        size = self._size + len(new)
+        if size > len(self._data):
+            grown = np.empty(max(size, 2 * len(self._data), 16), dtype=np.int32)
+            grown[: self._size] = self.view()
+            self._data = grown
+        self._data[self._size : size] = new
+        self._size = size
+
+    def truncate(self, size: int) -> None:
+        self._size = min(size, self._size)
+
+
+class State(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One line of tokens on its way through the engine.
+
+    tokens: all known ids: the prompt, then what was sampled. A scored choice is a prompt that
+    samples nothing.
+    prompt_length: how many of them were given.
+    samples: whether to go on sampling after the known tokens; else it ends when its
+    log-probabilities are known.
+    next_logprob: position of the first known token whose log-probability is wanted and not there
+    yet; None when
+        none is wanted. `prompt_logprobs` collects them.
+    heal: ids that may stand in place of the last prompt token, for the first draw; None once
+    decided.
+    on_finish, on_error: one of them is called once, on the engine's thread, after all locks and
+    slots are released.
+    on_text: called with each new piece of certain text, on the engine's thread.
+    """
+
+    tokens: Ints
+    namespace: Namespace
+    params: SamplingParams
+    on_finish: Callable[[Request], None]
+    on_error: Callable[[BaseException], None]
+    on_text: Callable[[str], None] | None = None
+    seed: int = 0
+    samples: bool = True
+    next_logprob: int | None = None
+    heal: IntArray | None = None
+    output: OutputText | None = None
+    max_tokens: int = 0
+    prompt_top_logprobs: int = 0
+
+    # progress
+    state: State = State.WAITING
+    prompt_length: int = 0
+    output_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    healed: bool = False
+    finish_reason: FinishReason = "length"
+    end: OutputEnd | None = None
+
+    # memory, moved by memory.py only
+    table: Ints = field(default_factory=Ints)
+    node: RadixNode | None = None
+    shared: int = 0
+    computed: int = 0
+    scheduled_end: int = 0
+    publish_end: int = 0
+
+    # queueing and accounting
+    arrival: int = 0
+    overtaken: int = 0
+    matched: int = 0
+    counted: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    submitted_at: float = field(default_factory=time.perf_counter)
+    first_token_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.prompt_length = len(self.tokens)
+        self.publish_end = self.known_end
+
+    @property
+    def known_end(self) -> int:
+        """Where the tokens that must be computed end. The last token of a scored choice predicts
+        nothing.
+        """
+        return len(self.tokens) if self.samples else len(self.tokens) - 1
+
+    @property
+    def is_decoding(self) -> bool:
+        return bool(self.output_ids) and self.known_end - self.computed == 1
+
+    @property
+    def logits_from(self) -> int:
+        """First position whose logits are still needed; its row, and all later ones, must be
+        computed.
+        """
+        first = self.known_end - 1
+        if self.heal is not None:
+            first -= 1
+        if self.next_logprob is not None and self.next_logprob < len(self.tokens):
+            first = min(first, self.next_logprob - 1)
+        return first
+
+    @property
+    def remaining_output(self) -> int:
+        return self.max_tokens - len(self.output_ids) if self.samples else 0
+
+    @property
+    def draw_counter(self) -> int:
+        """Index of the next draw: its position counted from the last prompt token. The healing draw
+        has 0.
+        """
+        return len(self.tokens) - self.prompt_length + 1
+
+    @property
+    def text_out(self) -> OutputText:
+        """The output text of a request that samples."""
+        if self.output is None:
+            raise EngineInvariantError("a request that samples nothing has no output text")
+        return self.output
+
+    def count(self, start: int, end: int, *, cached: bool) -> None:
+        """Account prompt positions start..end as cached or computed, each position once in a
+        request's life.
+        """
+        end = min(end, self.prompt_length)
+        fresh = end - max(start, self.counted)
+        if fresh > 0:
+            self.counted = end
+            if cached:
+                self.cached_tokens += fresh
+            else:
+                self.computed_tokens += fresh
+
+    def usage(self) -> Usage:
+        now = time.perf_counter()
+        first = self.first_token_at
+        return Usage(
+            prompt_tokens=self.cached_tokens + self.computed_tokens,
+            cached_tokens=self.cached_tokens,
+            computed_tokens=self.computed_tokens,
+            output_tokens=len(self.output_ids),
+            ttft_s=None if first is None else first - self.submitted_at,
+            total_s=now - self.submitted_at,
+        )
+
+    def completion(self) -> Completion:
+        """What a finished request gave."""
+        end = self.end
+        kept = end.kept if end is not None else 0
+        return Completion(
+            text=end.text if end is not None else "",
+            token_ids=tuple(self.output_ids[:kept]),
+            finish_reason=self.finish_reason,
+            matched_stop=end.matched_stop if end is not None else None,
+            rest=end.rest if end is not None else "",
+            usage=self.usage(),
+            logprobs=tuple(self.logprobs[:kept]) if self.params.logprobs else None,
+            prompt_logprobs=None if self.next_logprob is None else tuple(self.prompt_logprobs),
+        )

@@ -1,0 +1,388 @@
+"""The engine as a whole on a tiny random model: requests in, right results out, nothing left
+behind.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from stemma.backend.base import Completion, Namespace, Pending
+from stemma.backend.local.backend import LocalBackend
+from stemma.lang.errors import (
+    BackendClosed,
+    Cancelled,
+    ContextOverflow,
+    InvalidArgument,
+    OutOfCacheMemory,
+    StemmaError,
+)
+from stemma.lang.sampling import SamplingParams
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+Make = Callable[..., LocalBackend]
+
+
+@pytest.fixture
+def make(tiny_model: Callable[..., Path]) -> Iterator[Make]:
+    """A maker of float64 backends that check their books after every step."""
+    made: list[LocalBackend] = []
+
+    def make(**options: object) -> LocalBackend:
+        settings: dict[str, object] = {"dtype": "float64", "kv_tokens": 4096, **options}
+        backend = LocalBackend(tiny_model(), **settings)  # type: ignore[arg-type]
+        backend.engine.check_every_step = True
+        made.append(backend)
+        return backend
+
+    yield make
+    for backend in made:
+        backend.close()
+
+
+def prompts(seed: int, count: int, *, longest: int = 60) -> list[list[int]]:
+    """Random prompts, many of which share a beginning."""
+    rng = random.Random(seed)
+    stems = [[rng.randrange(3, 500) for _ in range(rng.randrange(1, longest))] for _ in range(3)]
+    found = []
+    for _ in range(count):
+        stem = rng.choice(stems)
+        tail = [rng.randrange(3, 500) for _ in range(rng.randrange(1, longest // 2))]
+        found.append(stem[: rng.randrange(len(stem) + 1)] + tail)
+    return found
+
+
+def alone(backend: LocalBackend, prompt: list[int], params: SamplingParams) -> tuple[int, ...]:
+    backend.flush_cache()
+    return backend.generate([prompt], params)[0].token_ids
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize(
+    "params",
+    [GREEDY, SamplingParams(max_tokens=12, seed=5, ignore_eos=True)],
+    ids=["greedy", "sampled"],
+)
+def test_text_does_not_depend_on_cache_batch_or_chunks(
+    make: Make, page_size: int, params: SamplingParams
+) -> None:
+    work = prompts(1, 12)
+    plain = make(prefix_cache=False)
+    expected = [alone(plain, prompt, params) for prompt in work]
+    for options in (
+        {},
+        {"max_step_tokens": 40, "max_running": 8},
+        {"policy": "fcfs", "max_running": 3},
+    ):
+        backend = make(page_size=page_size, **options)
+        cold = [c.token_ids for c in backend.generate(work, params)]
+        warm = [c.token_ids for c in backend.generate(work, params)]
+        assert cold == expected
+        assert warm == expected
+
+
+def test_samples_of_one_prompt_share_every_row_of_it(make: Make) -> None:
+    backend = make()
+    prompt = prompts(2, 1)[0] * 3
+    before = backend.stats().computed_tokens
+    found = backend.generate([prompt], SamplingParams(max_tokens=1, n=16, seed=1, ignore_eos=True))
+    assert backend.stats().computed_tokens - before == len(prompt)
+    assert [c.usage.computed_tokens for c in found] == [len(prompt)] + [0] * 15
+    assert all(c.usage.cached_tokens + c.usage.computed_tokens == len(prompt) for c in found)
+    assert len({c.token_ids for c in found}) > 1
+
+
+def test_requests_that_arrive_together_compute_a_shared_prefix_once(make: Make) -> None:
+    backend = make()
+    stem = list(range(3, 103))
+    work = [[*stem, 200 + i, 300 + i] for i in range(20)]
+    backend.generate(work, SamplingParams(max_tokens=1, temperature=0))
+    assert backend.stats().computed_tokens == 100 + 2 * 20
+    assert backend.stats().steps == 1
+
+
+def test_outputs_are_reused_by_a_prompt_that_contains_them(make: Make) -> None:
+    backend = make()
+    prompt = prompts(3, 1)[0]
+    first = backend.generate([prompt], GREEDY)[0]
+    follow = [*prompt, *first.token_ids, 7]
+    usage = backend.generate([follow], GREEDY)[0].usage
+    assert usage.cached_tokens == len(follow) - 2  # the last output token had no KV yet
+
+
+def test_namespaces_share_nothing(make: Make) -> None:
+    backend = make()
+    prompt = prompts(4, 1)[0]
+    spaces = [Namespace(), Namespace(salt="a"), Namespace(extra_key="a"), Namespace(adapter="a")]
+    for space in spaces:
+        assert backend.generate([prompt], GREEDY, namespace=space)[0].usage.cached_tokens == 0
+    assert backend.flush_cache(spaces[1]) > 0
+    assert backend.generate([prompt], GREEDY, namespace=spaces[1])[0].usage.cached_tokens == 0
+    assert backend.generate([prompt], GREEDY, namespace=spaces[2])[0].usage.cached_tokens > 0
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_small_pool_retracts_and_still_gives_the_same_text(make: Make, page_size: int) -> None:
+    work = prompts(5, 24, longest=80)
+    params = GREEDY.but(max_tokens=60)
+    roomy = make(prefix_cache=False, kv_tokens=8192)
+    expected = [c.token_ids for c in roomy.generate(work, params)]
+    tight = make(kv_tokens=320, page_size=page_size, max_running=16, max_step_tokens=256)
+    assert [c.token_ids for c in tight.generate(work, params)] == expected
+    stats = tight.stats()
+    assert stats.retractions > 0
+    assert stats.protected_tokens == stats.private_tokens == 0
+
+
+def submit(
+    backend: LocalBackend, prompt: list[int], params: SamplingParams
+) -> tuple[Pending[Completion], object]:
+    handle: Pending[Completion] = Pending()
+    request = backend.make_request(
+        prompt,
+        params,
+        Namespace(),
+        on_finish=lambda r: handle.finish(r.completion()),
+        on_error=handle.fail,
+        seed=params.seed or 0,
+    )
+    handle.on_cancel = lambda: backend.engine.cancel([request])
+    backend.submit([request])
+    return handle, request
+
+
+def test_cancelling_at_random_leaves_no_lock_and_harms_nobody(make: Make) -> None:
+    backend = make(kv_tokens=1000, max_running=16, max_step_tokens=128)
+    rng = random.Random(6)
+    work = prompts(6, 60)
+    params = [GREEDY.but(max_tokens=rng.randrange(1, 60)) for _ in work]
+    handles = [submit(backend, p, q)[0] for p, q in zip(work, params, strict=True)]
+    for handle in rng.sample(handles, 30):
+        handle.cancel()
+        time.sleep(0.002)
+    ended: list[Completion | Cancelled] = []
+    for handle in handles:
+        try:
+            ended.append(handle.result(timeout=60))
+        except Cancelled as error:
+            ended.append(error)
+    finished = [i for i, e in enumerate(ended) if isinstance(e, Completion)]
+    assert 0 < len(finished) < len(work)
+    plain = make(prefix_cache=False)
+    for i in finished[:10]:
+        assert ended[i].token_ids == alone(plain, work[i], params[i])  # type: ignore[union-attr]
+    stats = backend.stats()
+    assert stats.protected_tokens == stats.private_tokens == stats.running == stats.waiting == 0
+
+
+def test_cancelled_request_carries_its_partial_text(make: Make) -> None:
+    backend = make()
+    pieces: list[str] = []
+    seen = threading.Event()
+
+    def listen(piece: str) -> None:
+        pieces.append(piece)
+        seen.set()
+
+    branch = backend.open()
+    branch.append("The quick brown fox")
+    generation = branch.generate(SamplingParams(max_tokens=900, seed=1, ignore_eos=True))
+    generation.subscribe(listen)
+    assert seen.wait(30)
+    generation.cancel()
+    with pytest.raises(Cancelled) as error:
+        generation.result(timeout=30)
+    assert error.value.partial.startswith("".join(pieces)[:1])
+    assert branch.token_ids() == backend.encode("The quick brown fox")
+
+
+def test_failed_step_fails_its_requests_only_and_leaks_nothing(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = make()
+    expected = backend.generate(prompts(7, 3), GREEDY)
+    forward = backend.engine._forward
+    calls = 0
+
+    def fail_third(batch: object) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise RuntimeError("out of device memory")
+        return forward(batch)  # type: ignore[arg-type]
+
+    backend.flush_cache()
+    monkeypatch.setattr(backend.engine, "_forward", fail_third)
+    with pytest.raises(RuntimeError, match="out of device memory"):
+        backend.generate(prompts(7, 3), GREEDY)
+    stats = backend.stats()
+    assert stats.protected_tokens == stats.private_tokens == stats.running == 0
+    assert [c.token_ids for c in backend.generate(prompts(7, 3), GREEDY)] == [
+        c.token_ids for c in expected
+    ]
+
+
+def test_row_that_cannot_be_drawn_fails_alone(make: Make) -> None:
+    backend = make()
+    good, bad = prompts(8, 2)
+    expected = alone(backend, good, GREEDY)
+    everything = tuple((i, -float("inf")) for i in range(backend.config.vocab_size))
+    first, _ = submit(backend, good, GREEDY)
+    second, _ = submit(backend, bad, GREEDY.but(logit_bias=everything))
+    with pytest.raises(StemmaError):
+        second.result(timeout=30)
+    assert first.result(timeout=30).token_ids == expected
+
+
+def test_request_that_can_never_fit_is_refused_at_once(make: Make) -> None:
+    backend = make(kv_tokens=100, max_running=8, max_step_tokens=64)
+    with pytest.raises(OutOfCacheMemory, match="100") as error:
+        backend.generate([[5] * 120], GREEDY)
+    assert (error.value.needed, error.value.limit) == (132, 100)
+    with pytest.raises(ContextOverflow) as overflow:
+        make(kv_tokens=4096).generate([[5] * 1020], GREEDY)
+    assert (overflow.value.needed, overflow.value.limit) == (1032, 1024)
+
+
+def test_default_max_tokens_is_clipped_to_the_room_left(make: Make) -> None:
+    backend = make()
+    found = backend.generate([[5] * 1020], SamplingParams(ignore_eos=True, seed=1))[0]
+    assert (found.usage.output_tokens, found.finish_reason) == (4, "length")
+
+
+def test_pool_of_exactly_the_request_is_enough(make: Make) -> None:
+    for page_size in (1, 16):
+        backend = make(kv_tokens=64, page_size=page_size, max_running=4, max_step_tokens=32)
+        found = backend.generate([[5] * 40, [6] * 40], GREEDY.but(max_tokens=24))
+        assert [c.usage.output_tokens for c in found] == [24, 24]
+
+
+def test_empty_prompt_and_foreign_ids_are_refused(make: Make) -> None:
+    backend = make()
+    with pytest.raises(InvalidArgument, match="no tokens"):
+        backend.generate([""])
+    with pytest.raises(InvalidArgument, match="512"):
+        backend.generate([[512]])
+
+
+def test_prompt_logprobs_equal_a_full_forward_pass(make: Make) -> None:
+    backend = make()
+    prompt = prompts(9, 1)[0]
+    params = SamplingParams(
+        max_tokens=2, temperature=0, logprobs=True, top_logprobs=3, ignore_eos=True
+    )
+    backend.generate([prompt[:10]], GREEDY)  # warm a part of it
+    found = backend.generate([prompt], params, prompt_logprobs=True)[0]
+    expected = naive_logprobs(backend, [*prompt, *found.token_ids])
+    assert found.prompt_logprobs is not None
+    assert found.logprobs is not None
+    both = [*found.prompt_logprobs, *found.logprobs]
+    assert [t.token_id for t in both] == [*prompt[1:], *found.token_ids]
+    np.testing.assert_allclose(
+        [t.logprob for t in both], expected, rtol=0, atol=5e-5
+    )  # its norms are fp32
+    assert all(len(t.top) == 3 and t.top[0][1] >= t.logprob for t in both)
+
+
+def naive_logprobs(backend: LocalBackend, ids: list[int]) -> list[float]:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(backend.model_folder, dtype=torch.float64)
+    with torch.inference_mode():
+        logprobs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    return [float(logprobs[i, t]) for i, t in enumerate(ids[1:])]
+
+
+def test_zero_max_tokens_scores_the_prompt_and_ends(make: Make) -> None:
+    backend = make()
+    found = backend.generate([[5, 6, 7]], SamplingParams(max_tokens=0), prompt_logprobs=True)[0]
+    assert (found.text, found.token_ids, found.finish_reason) == ("", (), "length")
+    assert found.prompt_logprobs is not None
+    assert len(found.prompt_logprobs) == 2
+
+
+def test_slow_listener_is_not_waited_for_by_others(make: Make) -> None:
+    backend = make()
+    branch = backend.open()
+    branch.append("The quick brown fox")
+    generation = branch.generate(SamplingParams(max_tokens=20, seed=1, ignore_eos=True))
+    chunks: list[str] = []
+    generation.subscribe(chunks.append)
+    assert generation.result(timeout=30).text == "".join(chunks)
+
+
+def test_closed_backend_fails_running_and_refuses_new_work(make: Make) -> None:
+    backend = make()
+    handle, _ = submit(backend, [5, 6], GREEDY.but(max_tokens=900))
+    backend.close()
+    with pytest.raises(BackendClosed):
+        handle.result(timeout=30)
+    with pytest.raises(BackendClosed):
+        backend.generate([[5]])
+    backend.close()
+
+
+def test_many_threads_share_one_backend(make: Make) -> None:
+    backend = make()
+    work = prompts(10, 8)
+    expected = [alone(backend, prompt, GREEDY) for prompt in work]
+    found: dict[int, tuple[int, ...]] = {}
+
+    def run(i: int) -> None:
+        found[i] = backend.generate([work[i]], GREEDY)[0].token_ids
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(work))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [found[i] for i in range(len(work))] == expected
+
+
+def test_lpm_lets_nobody_be_overtaken_without_bound(make: Make) -> None:
+    from stemma.backend.local import scheduler
+
+    backend = make(max_running=1, max_step_tokens=64)
+    hot = list(range(3, 43))
+    backend.generate([hot], GREEDY.but(max_tokens=1))
+    order: list[str] = []
+    handles: list[Pending[Completion]] = []
+
+    def send(name: str, ids: list[int]) -> None:
+        handle: Pending[Completion] = Pending()
+
+        def finish(request: object) -> None:
+            order.append(name)
+            handle.finish(request.completion())  # type: ignore[attr-defined]
+
+        handles.append(handle)
+        backend.submit(
+            [
+                backend.make_request(
+                    ids,
+                    GREEDY.but(max_tokens=1),
+                    Namespace(),
+                    on_finish=finish,
+                    on_error=handle.fail,
+                )
+            ]
+        )
+
+    count = scheduler.MAX_OVERTAKEN + 40
+
+    def arrive_together() -> None:
+        send("cold", [400, 401, 402])
+        for i in range(count):
+            send("hot", [*hot, 100 + i])
+
+    backend.engine.call(arrive_together)
+    for handle in handles:
+        handle.result(timeout=60)
+    assert 1 <= order.index("cold") <= scheduler.MAX_OVERTAKEN
