@@ -9,9 +9,7 @@ resolves, and a new branch starts when its parent's cursor reaches the fork.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from stemma.backend.base import Branch, Completion, ScoredChoices, Usage
@@ -28,6 +26,7 @@ from stemma.interpreter.flight import Flight
 from stemma.interpreter.listeners import Listeners
 from stemma.interpreter.meta import Meta, ScoreMeta, SelectMeta
 from stemma.interpreter.run import Run
+from stemma.interpreter.tasks import NOT_YET, Fork, Task, Tokens, annotate
 from stemma.interpreter.transcript import Piece, Transcript
 from stemma.interpreter.variable import Variable
 from stemma.lang.choices import decide
@@ -47,21 +46,6 @@ from stemma.lang.sampling import SamplingParams, derive_seed
 
 # The two kinds of seeds that a branch hands out, kept apart in the path they are derived from.
 _OF_BRANCH, _OF_DRAW = 0, 1
-
-
-@dataclass(frozen=True, slots=True)
-class Fork(Operation):
-    """Split the branch; `children` have been taking operations since `fork` returned."""
-
-    children: tuple[Executor, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens(Operation):
-    """Ask for the ids of the branch."""
-
-
-Task = tuple[Operation, Variable | None]
 
 
 class Executor:
@@ -87,6 +71,10 @@ class Executor:
         self.error: BaseException | None = None
         self.on_purpose = False
         self.released = False
+        # The last task that was queued, taken from the queue, and done when the executor rested.
+        self._queued: Task | None = None
+        self._taken: Task | None = None
+        self._rested: Task | object = NOT_YET
         self._flight: Flight | None = None
         self._draws = 0
         self._scopes: list[int] = []
@@ -96,9 +84,15 @@ class Executor:
 
     # From any thread
 
-    def enqueue(self, tasks: Iterable[Task]) -> None:
-        self.queue.extend(tasks)
-        self.run.dispatcher.call(self.advance)
+    def enqueue(self, *tasks: Task) -> None:
+        if tasks:
+            self.queue.extend(tasks)
+            self._queued = tasks[-1]
+            self.run.dispatcher.call(self.advance)
+
+    def is_at_rest(self) -> bool:
+        """True if all that was queued is done. False may also mean that this is not known yet."""
+        return self._rested is self._queued
 
     def child(self, name: str, ordinal: int, index: int) -> Executor:
         """An executor that starts where a `Fork` with it is reached; which fork, which of it."""
@@ -139,7 +133,7 @@ class Executor:
                 flight, self._flight = self._flight, None
                 self._land(flight)
             elif self.queue:
-                operation, variable = self.queue.popleft()
+                operation, variable = self._take()
                 if self.error is not None:
                     self._skip(operation, variable, self.error)
                 else:
@@ -195,7 +189,12 @@ class Executor:
         self.released = True
         self.advance()
 
+    def _take(self) -> Task:
+        self._taken = self.queue.popleft()
+        return self._taken
+
     def _rest(self) -> None:
+        self._rested = self._taken
         if self.released or self.error is not None:
             if self.branch is not None:
                 self.branch.close()
@@ -270,7 +269,7 @@ class Executor:
         try:
             for i, sample in enumerate((branch, *flight.spare)):
                 drawn = seed if i == 0 else derive_seed(seed, i)
-                handle = sample.generate(params.but(n=1, seed=drawn), heal=operation.heal)
+                handle = sample.generate(params.one_draw(drawn), heal=operation.heal)
                 flight.handles.append(handle)
         except BaseException as error:
             flight.error = error
@@ -375,7 +374,9 @@ class Executor:
         partial: str = "",
     ) -> None:
         """The operation failed, and with it the branch: what is queued can only fail, too."""
-        _annotate(error, operation, self.label, partial)
+        annotate(error, operation, self.label, partial)
+        if partial:
+            self._write(Piece(partial, getattr(operation, "name", None), broken=True))
         if self._listeners:
             self._listeners.tell(Failed(self.label, error))
         if variable is not None:
@@ -392,7 +393,7 @@ class Executor:
             if self._flight.variable is not None:
                 self._flight.variable.fail(error)
         while self.queue:
-            self._skip(*self.queue.popleft(), error)
+            self._skip(*self._take(), error)
 
     def _skip(self, operation: Operation, variable: Variable | None, error: BaseException) -> None:
         if variable is not None:
@@ -408,15 +409,3 @@ def _skip_children(operation: Operation, error: BaseException, *, on_purpose: bo
 
 def _later(function: Callable[..., object], *args: Any, **kwargs: Any) -> Callable[[], object]:
     return lambda: function(*args, **kwargs)
-
-
-def _annotate(error: BaseException, operation: Operation, label: str, partial: str) -> None:
-    """Say on the original exception where it belongs: the first branch that it hits."""
-    if getattr(error, "site", None) is not None:
-        return
-    with suppress(AttributeError):  # an exception of somebody else's, with slots
-        error.site = operation.site  # type: ignore[attr-defined]
-    name = getattr(operation, "name", None)
-    what = type(operation).__name__.lower() + (f" of {name!r}" if name else "")
-    note = f"{what} on branch {label}, queued at {operation.site}"
-    error.add_note(note + (f", after writing {partial!r}" if partial else ""))

@@ -13,16 +13,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 from stemma.backend.base import ChoiceScore, Usage
+from stemma.interpreter.block import Block, check_begins, check_ends
 from stemma.interpreter.events import Event, Feed, TextAdded, VariableFinished
-from stemma.interpreter.executor import Executor, Fork, Task, Tokens
+from stemma.interpreter.executor import Executor
 from stemma.interpreter.run import Run
+from stemma.interpreter.tasks import Fork, Task, Tokens
 from stemma.interpreter.transcript import Message
 from stemma.interpreter.variable import Variable
 from stemma.lang.errors import InvalidArgument, UnknownVariable
 from stemma.lang.ops import (
     Expr,
     Gen,
-    Operation,
     Role,
     RoleBegin,
     RoleEnd,
@@ -60,6 +61,7 @@ class ProgramState:
         self._roles: list[Role] = []
         self._open_role: Role | None = None
         self._forks = 0
+        self._original: ProgramState | None = None
         weakref.finalize(self, executor.release).atexit = False
 
     def __repr__(self) -> str:
@@ -85,12 +87,12 @@ class ProgramState:
         for operation in operations(value):
             variable = None
             if isinstance(operation, RoleBegin):
-                _check_begins(operation.role, role)
+                check_begins(operation.role, role)
                 text = self._run.backend.chat.begin(operation.role, roles)
                 operation = replace(operation, template=text)
                 role, roles = operation.role, [*roles, operation.role]
             elif isinstance(operation, RoleEnd):
-                _check_ends(operation.role, role)
+                check_ends(operation.role, role)
                 text = self._run.backend.chat.end(operation.role)
                 operation = replace(operation, template=text)
                 role = None
@@ -99,7 +101,7 @@ class ProgramState:
             tasks.append((operation, variable))
         self._own.update(named)
         self._open_role, self._roles = role, roles
-        self._executor.enqueue(tasks)
+        self._executor.enqueue(*tasks)
 
     @overload
     def system(self) -> Block: ...
@@ -162,12 +164,29 @@ class ProgramState:
             child._roles, child._open_role = self._roles, self._open_role
             children.append(child)
         if children:
-            self._executor.enqueue([(Fork(tuple(c._executor for c in children)), None)])
+            self._executor.enqueue((Fork(tuple(c._executor for c in children)), None))
         return Forks(self, children, names)
 
     def copy(self) -> ProgramState:
-        """One branch that goes its own way from here."""
-        return self.fork(1)[0]
+        """One branch that goes its own way from here.
+
+        As `with s.copy() as c: ...` its variables become lists of one on this branch at the end of
+        the block, as if joined.
+        """
+        copy = self.fork(1)[0]
+        copy._original = self
+        return copy
+
+    def __enter__(self) -> ProgramState:
+        if self._original is None:
+            raise InvalidArgument("`with` takes a copy, as in `with s.copy() as c: ...`")
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        from stemma.interpreter.fork import Forks
+
+        if error is None and self._original is not None:
+            Forks(self._original, [self], ["0"]).join()
 
     # Variables
 
@@ -231,7 +250,7 @@ class ProgramState:
         """The token ids of the branch; waits for what is queued."""
         self._raise_known_failure()
         ids = Variable()
-        self._executor.enqueue([(Tokens(), ids)])
+        self._executor.enqueue((Tokens(), ids))
         self._wait_for(ids)
         return list(ids.value)
 
@@ -283,7 +302,7 @@ class ProgramState:
         """Log-probabilities of `text` as a continuation, waited for. The branch stays."""
         self._raise_known_failure()
         score = Variable()
-        self._executor.enqueue([(score_of(text), score)])
+        self._executor.enqueue((score_of(text), score))
         self._wait_for(score)
         result: ChoiceScore = score.value
         return result
@@ -311,7 +330,7 @@ class ProgramState:
         """What the program returned; None while it runs."""
         if self._run.is_outside():
             self._run.finished.wait()
-            self._raise_run_failure()
+        self._raise_run_failure()
         return self._run.value
 
     def cancel(self) -> None:
@@ -346,8 +365,9 @@ class ProgramState:
         """Wait until everything queued is done; raise if any of it failed."""
         if self._run.is_outside():
             self._run.finished.wait()
-            self._raise_run_failure()
-        self._run.wait(self._executor.rest())
+        self._raise_run_failure()
+        if not self._executor.is_at_rest():
+            self._run.wait(self._executor.rest())
         self._raise_failure()
 
     def _raise_failure(self) -> None:
@@ -365,31 +385,3 @@ class ProgramState:
     def _raise_run_failure(self) -> None:
         if self._run.background is not None and self._run.failure is not None:
             raise self._run.failure
-
-
-class Block:
-    """`with s.user(): ...`: one operation before what the block appends, one after it."""
-
-    __slots__ = ("begin", "end", "state")
-
-    def __init__(self, state: ProgramState, begin: Operation, end: Operation) -> None:
-        self.state, self.begin, self.end = state, begin, end
-
-    def __enter__(self) -> ProgramState:
-        self.state.append(self.begin)
-        return self.state
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is None:
-            self.state.append(self.end)
-
-
-def _check_begins(role: Role, inside: Role | None) -> None:
-    if inside is not None:
-        raise InvalidArgument(f"a {role} message begins inside a {inside} message")
-
-
-def _check_ends(role: Role, inside: Role | None) -> None:
-    if inside != role:
-        where = "outside of any message" if inside is None else f"inside a {inside} message"
-        raise InvalidArgument(f"a {role} message ends {where}")

@@ -22,12 +22,16 @@ class Message(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some text: a literal, a variable's text, or the template's text at an edge of a message."""
+    """Some text: a literal, a variable's text, or the template's text at an edge of a message.
+
+    broken: the variable failed after writing this.
+    """
 
     text: str
     variable: str | None = None
     edge: Literal["begin", "end"] | None = None
     role: Role | None = None
+    broken: bool = False
 
 
 class Transcript:

@@ -58,6 +58,16 @@ def test_what_was_written_is_what_is_sent() -> None:
     ]
 
 
+def test_control_tokens_come_from_templates_and_control_only() -> None:
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        s += st.user("<|im_end|>") + st.control("<think>") + "<think>"
+
+    backend = MockBackend()
+    program.run(backend=backend)
+    assert backend.controls == ["<|im_start|>user\n", "<|im_end|>\n", "<think>"]
+
+
 def test_text_outside_of_messages_belongs_to_none_and_an_open_message_counts() -> None:
     @st.function
     def program(s: st.ProgramState) -> None:

@@ -1,4 +1,4 @@
-"""The one failure rule: the original exception, at the first read that needs it and at the end of the run."""
+"""The failure rule: the original exception, at the first read that needs it and at the end."""
 
 from __future__ import annotations
 

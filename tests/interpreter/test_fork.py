@@ -1,4 +1,4 @@
-"""Forking and joining: nobody blocks, lists stay aligned, nothing leaks, depth and number are no danger."""
+"""Forking and joining: nobody blocks, lists are aligned, nothing leaks, depth is no danger."""
 
 from __future__ import annotations
 
@@ -149,6 +149,21 @@ def test_join_hands_aligned_lists_to_the_parent() -> None:
     assert lists["set"] == [0, 1]
     assert state["kept"] == "k"
     assert [meta.finish_reason for meta in state.meta("x")] == ["stop", "stop"]
+
+
+def test_a_copy_in_a_with_block_is_joined_at_its_end() -> None:
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        s += "p"
+        with s.copy() as copy:
+            copy += st.gen("x")
+        s += s["x"][0] + "!"
+        with pytest.raises(InvalidArgument, match="takes a copy"), s:
+            pass
+
+    state = program.run(backend=MockBackend(echo))
+    assert state["x"] == ["<p>"]
+    assert state.text() == "p<p>!"
 
 
 def test_join_names_the_branch_and_the_variable_that_is_missing() -> None:

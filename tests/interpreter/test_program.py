@@ -1,4 +1,4 @@
-"""Running programs: arguments and options, variables, text, methods, subroutines, seeds, the default backend."""
+"""Running programs: arguments, options, variables, methods, subroutines, seeds."""
 
 from __future__ import annotations
 
@@ -71,6 +71,7 @@ def test_a_program_argument_named_like_a_sampling_parameter_is_the_programs() ->
 def test_sampling_of_the_run_is_the_default_of_its_generations() -> None:
     @st.function
     def program(s: st.ProgramState) -> None:
+        s = s.copy()  # a fork forgets no settings
         s += st.gen("x") + st.gen("y", temperature=0.3, stop=["z"])
 
     backend = MockBackend(["a", "b"])

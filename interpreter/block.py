@@ -1,0 +1,42 @@
+"""`with s.user(): ...`: operations around what a block appends; messages do not nest.
+
+Used by `ProgramState`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stemma.lang.errors import InvalidArgument
+from stemma.lang.ops import Operation, Role
+
+if TYPE_CHECKING:
+    from stemma.interpreter.state import ProgramState
+
+
+class Block:
+    """`with s.user(): ...`: one operation before what the block appends, one after it."""
+
+    __slots__ = ("begin", "end", "state")
+
+    def __init__(self, state: ProgramState, begin: Operation, end: Operation) -> None:
+        self.state, self.begin, self.end = state, begin, end
+
+    def __enter__(self) -> ProgramState:
+        self.state.append(self.begin)
+        return self.state
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is None:
+            self.state.append(self.end)
+
+
+def check_begins(role: Role, inside: Role | None) -> None:
+    if inside is not None:
+        raise InvalidArgument(f"a {role} message begins inside a {inside} message")
+
+
+def check_ends(role: Role, inside: Role | None) -> None:
+    if inside != role:
+        where = "outside of any message" if inside is None else f"inside a {inside} message"
+        raise InvalidArgument(f"a {role} message ends {where}")
