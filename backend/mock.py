@@ -81,6 +81,7 @@ class MockBackend(Backend):
     delay.
     fail: the n-th request, counted from 1 -> the error to fail it with.
     chat: how messages are written; ChatML unless given, None for a model without a chat format.
+    controls: the control texts that were appended, in order.
 
     >>> branch = MockBackend([" Paris.\n2."]).open()
     >>> branch.append("1. The capital of France is")
@@ -103,6 +104,7 @@ class MockBackend(Backend):
         self.delay = delay
         self.pieces = pieces
         self.calls: list[Call] = []
+        self.controls: list[str] = []
         self.open_branches = 0
         self.running = 0
         self.most_running = 0
@@ -196,6 +198,8 @@ class MockBranch(Branch):
 
     def append(self, text: str, *, control: bool = False) -> None:
         self._text += text
+        if control:
+            self._backend.controls.append(text)
 
     def generate(self, params: SamplingParams, *, heal: bool = True) -> Generation:
         if params.n != 1:
