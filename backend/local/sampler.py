@@ -262,35 +262,45 @@ def _cut(weights: Tensor, kind: _Kind, draws: Sequence[Draw]) -> None:
     params = [draw.params for draw in draws]
     ratio = to_device(np.array([p.min_p for p in params])[:, None], weights)
     if kind is _Kind.FLOOR:
-        least = weights.amax(-1, keepdim=True) * ratio
-    else:
-        vocab = weights.shape[1]
-        top_k = [p.top_k if 0 < p.top_k < vocab else vocab for p in params]
-        best = _best(weights, max(top_k))
-        last = to_device(np.array(top_k)[:, None] - 1, weights)
-        least = torch.maximum(best.gather(1, last), best[:, :1] * ratio)
-        if any(p.top_p < 1 for p in params):
-            best.masked_fill_(torch.arange(best.shape[1], device=best.device) > last, 0)
-            reach = to_device(np.array([p.top_p for p in params]), weights)
-            every = torch.arange(len(params), device=weights.device)
-            slack = _SLACK * torch.finfo(best.dtype).eps
-            edge, _ = _inverse(best, every, reach * (1 - slack))
-            nucleus = torch.where(reach[:, None] < 1, best.gather(1, edge[:, None]), 0)
-            least = torch.maximum(least, nucleus)
-    weights.masked_fill_(weights < least.to(weights.dtype), 0)
+        _keep_from(weights, weights.amax(-1, keepdim=True) * ratio)
+        return
+    vocab = weights.shape[1]
+    top_k = [p.top_k if 0 < p.top_k < vocab else vocab for p in params]
+    rising = _largest(weights, max(top_k))
+    first = to_device(rising.shape[1] - np.array(top_k)[:, None], weights)  # the least that stays
+    kth = rising.gather(1, first)
+    least = torch.maximum(kth, rising[:, -1:] * ratio)
+    if any(p.top_p < 1 for p in params):
+        if min(top_k) < vocab:
+            place = torch.arange(rising.shape[1], device=rising.device)
+            rising.mul_(place >= first)
+        # The nucleus starts where the sum from below exceeds what it may leave out.
+        slack = _SLACK * torch.finfo(rising.dtype).eps
+        left_out = to_device(np.array([1 - p.top_p * (1 - slack) for p in params]), weights)
+        every = torch.arange(len(params), device=weights.device)
+        edge, _ = _inverse(rising, every, left_out)
+        no_cut = to_device(np.array([p.top_p == 1 for p in params])[:, None], weights)
+        nucleus = rising.gather(1, edge[:, None])
+        least = torch.maximum(least, nucleus.masked_fill(no_cut, 0))
+    _keep_from(weights, least)
 
 
-def _best(weights: Tensor, count: int) -> Tensor:
-    """At least the `count` largest values of each row, falling, in a tensor of their own.
+def _keep_from(weights: Tensor, least: Tensor) -> None:
+    """Set to zero what is below `least` [n, 1]. Many times faster than `masked_fill_` on a CPU."""
+    weights.mul_(torch.ge(weights, least.to(weights.dtype), out=torch.empty_like(weights)))
+
+
+def _largest(weights: Tensor, count: int) -> Tensor:
+    """The `count` largest values of each row, or more, rising, in a tensor of their own.
 
     On a CPU numpy's vectorised sort of a whole row is faster than `topk` of some hundreds.
     """
     if count <= _LARGEST:
         # One width for all: a sum over it must not depend on the largest top_k in the batch.
-        return F.pad(weights.topk(count).values, (0, _BLOCK - count))
+        return F.pad(weights.topk(count).values.flip(-1), (_BLOCK - count, 0))
     if weights.device.type == "cpu":
-        return torch.from_numpy(np.sort(weights.numpy(), axis=-1)).flip(-1)
-    return weights.sort(-1, descending=True).values
+        return torch.from_numpy(np.sort(weights.numpy(), axis=-1))
+    return weights.sort(-1).values
 
 
 def _inverse(weights: Tensor, owner: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -303,7 +313,7 @@ def _inverse(weights: Tensor, owner: Tensor, u: Tensor) -> tuple[Tensor, Tensor]
     sums = _blockwise(weights, torch.sum)[owner]
     block, rest = _first_beyond(sums, u)
     ids = block[:, None] * _BLOCK + torch.arange(_BLOCK, device=weights.device)
-    inside = weights[owner[:, None], ids.clamp_max(vocab - 1)].masked_fill(ids >= vocab, 0)
+    inside = weights[owner[:, None], ids.clamp_max(vocab - 1)] * (ids < vocab)
     offset, _ = _first_beyond(inside, rest)
     return (block * _BLOCK + offset).clamp_max(vocab - 1), sums.sum(-1)
 
@@ -315,9 +325,10 @@ def _first_beyond(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     goal = (u * upto[:, -1])[:, None]
     # Asked for explicitly, because the sums of a parallel scan may rise a little over a zero.
     positive = wide > 0
-    beyond = positive & (upto > goal)
-    final = weights.shape[1] - 1 - positive.flip(-1).to(torch.uint8).argmax(-1)
-    at = torch.where(beyond.any(-1), beyond.to(torch.uint8).argmax(-1), final)[:, None]
+    beyond = (positive & (upto > goal)).to(torch.uint8)
+    first = beyond.argmax(-1, keepdim=True)
+    final = weights.shape[1] - 1 - positive.flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
+    at = torch.where(beyond.gather(1, first) > 0, first, final)
     weight = wide.gather(1, at)
     into = (goal - (upto.gather(1, at) - weight)) / weight
     return at[:, 0], into[:, 0].clamp(0, 1 - sys.float_info.epsilon)

@@ -575,11 +575,11 @@ def test_plain_rows_are_neither_sorted_nor_copied_for_the_sake_of_others() -> No
     nucleus = Draw(SamplingParams(top_p=0.9), 0, 0)
     penalised = Draw(SamplingParams(presence_penalty=0.2), 0, 0, output_ids=[1])
     plain = [Draw(SamplingParams(), i, 0) for i in range(7)]
-    sorting = patch.object(sampler, "_best", wraps=sampler._best)
+    sorting = patch.object(sampler, "_largest", wraps=sampler._largest)
     changing = patch.object(sampler, "apply_rules", wraps=apply_rules)
-    with sorting as best, changing as rules:
+    with sorting as largest, changing as rules:
         sample(logits, range(9), [*plain, nucleus, penalised])
-    assert [call.args[0].shape[0] for call in best.call_args_list] == [1]
+    assert [call.args[0].shape[0] for call in largest.call_args_list] == [1]
     assert [call.args[0].shape[0] for call in rules.call_args_list] == [1]
 
 
