@@ -52,7 +52,7 @@ class Tokenizer:
         front iff `adds_bos` and its first text is not a control piece (`Literal.wants_bos`); the
         first control piece of a chat template spells BOS itself, if the model wants one.
     chat_template: its Jinja source, or None.
-    token_bytes: the bytes of every id: a control token's are those of its text, an unused id's none.
+    token_bytes: the bytes of every id: those of its text for a control token, none if unused.
     cuts: characters before which, between letters, a text may be cut without changing its ids.
     """
 
