@@ -56,11 +56,14 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 def write_tiny_model(folder: Path, *, seed: int, **config: Any) -> None:
     """Save a random Llama model and its tokenizer as a hub repository has them."""
     import torch
+    from tokenizers import Tokenizer
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    write_tiny_tokenizer(folder)
+    from tests.tokenizers_for_tests import byte_level_tokenizer
+
+    byte_level_tokenizer(folder)
     settings: dict[str, Any] = {
-        "vocab_size": 512,
+        "vocab_size": Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size(),
         "hidden_size": 64,
         "intermediate_size": 96,
         "num_hidden_layers": 2,
@@ -69,53 +72,10 @@ def write_tiny_model(folder: Path, *, seed: int, **config: Any) -> None:
         "max_position_embeddings": 1024,
         # Far larger than a trained model's, so that the next tokens differ clearly in probability.
         "initializer_range": 0.3,
-        "bos_token_id": 0,
+        "bos_token_id": 1,
         "eos_token_id": 2,
         "tie_word_embeddings": True,
     }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         LlamaForCausalLM(LlamaConfig(**{**settings, **config})).save_pretrained(folder)
-
-
-CHATML = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-CONTROL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-TRAINING_TEXT = [
-    "The quick brown fox jumps over the lazy dog. A stemma is the tree by which texts descend.",
-    "Give three tips about sleep. Tip 1: go to bed at the same time every day, and keep it dark.",
-    "def add(a, b):\n    return a + b\n\nprint(add(1, 2))  # 3, and 12345 + 67890 is 80235",
-    'The answer is yes. The answer is no. {"name": "value", "list": [1, 2]} Paris, Rome, Berlin.',
-]
-
-
-def write_tiny_tokenizer(folder: Path) -> None:
-    """A byte-level BPE tokenizer of at most 512 tokens, trained on four lines."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=512,
-        special_tokens=CONTROL_TOKENS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(TRAINING_TEXT, trainer)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": "<|endoftext|>",
-        "eos_token": "<|im_end|>",
-        "pad_token": "<|endoftext|>",
-        "add_bos_token": False,
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": 1024,
-        "chat_template": CHATML,
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
