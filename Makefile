@@ -45,7 +45,7 @@ format: $(VENV)/dev.stamp  ## repair what ruff can repair
 	$(BIN)/ruff format .
 
 bench: $(VENV)/bench.stamp $(LINKS)  ## all benchmarks, each printing its table
-	set -e; for file in benchmarks/bench_*.py; do $(BIN)/python $$file; done
+	set -e; for file in benchmarks/*.py; do $(BIN)/python $$file; done
 
 dev: $(VENV)/links.stamp  ## install so that editors and type checkers follow
 	$(BIN)/pre-commit install

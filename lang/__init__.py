@@ -1,1 +1,1 @@
-"""What a program can say: operations, sampling settings, choices, errors. Values and syntax, no I/O."""
+"""What a program can say: operations, sampling, choices, errors. Values and syntax, no I/O."""

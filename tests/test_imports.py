@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 FLOORS = ("stemma", "interpreter", "backend", "lang")  # from the top down
 HEAVY = {"torch", "transformers", "tokenizers", "safetensors", "gguf", "huggingface_hub"}
 # What `lang` must not reach for: it is values and syntax.
@@ -95,14 +98,33 @@ def test_the_command_line_starts_without_a_model_library() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_what_is_imported_is_declared_and_the_other_way_round() -> None:
+    imported = {
+        module.split(".")[0]
+        for _, path in ALL_FILES
+        for module in imported_modules(ast.parse(path.read_text(encoding="utf-8")))
+    }
+    owners = packages_distributions()
+    foreign = imported - sys.stdlib_module_names - {"stemma"}
+    needed = {normal(owners[name][0]) for name in foreign}
+    declared = {
+        normal(re.split(r"[^\w.-]", line)[0]) for line in PROJECT["project"]["dependencies"]
+    }
+    assert needed == declared
+
+
+def normal(name: str) -> str:
+    """A distribution's name as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 def test_every_folder_of_code_is_installed() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     there = set()
     for floor in FLOORS:
         for path in source_files(floor):
             inside = path.parent.relative_to(ROOT).parts
             there.add(".".join(inside if floor == "stemma" else ("stemma", *inside)))
-    assert set(project["tool"]["setuptools"]["packages"]) == there
+    assert set(PROJECT["tool"]["setuptools"]["packages"]) == there
 
 
 @pytest.mark.parametrize("floor", FLOORS)
