@@ -96,6 +96,8 @@ class ProgramState:
                 text = self._run.backend.chat.end(operation.role)
                 operation = replace(operation, template=text)
                 role = None
+            elif isinstance(operation, Score) and operation.name is None:
+                raise InvalidArgument("score: without a name nobody can read it; or s.score(text)")
             elif isinstance(operation, Gen | Select | Score | ScopeEnd) and operation.name:
                 variable = named[operation.name] = Variable()
             tasks.append((operation, variable))

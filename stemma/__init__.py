@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from stemma import errors
 from stemma.backend.base import (
     Backend,
     Branch,
@@ -44,7 +45,6 @@ from stemma.interpreter.meta import ChoiceMeta, Meta, ScoreMeta, SelectMeta
 from stemma.interpreter.program import Program, function
 from stemma.interpreter.state import ProgramState
 from stemma.interpreter.stream import Stream
-from stemma.lang import errors
 from stemma.lang.choices import (
     ChoicesMethod,
     greedy_token_selection,
@@ -139,7 +139,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What takes time to import, and the errors module under its public name."""
+    """What takes time to import."""
     if name == "LocalBackend":
         from stemma.backend.local.backend import LocalBackend
 

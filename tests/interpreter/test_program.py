@@ -294,6 +294,11 @@ def test_a_score_leaves_the_branch_as_it_is() -> None:
     assert state.usage.prompt_tokens == 6
 
 
+def test_a_score_that_nobody_could_read_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="name"):
+        st.function(lambda s: s.append(st.score("x"))).run(backend=MockBackend())
+
+
 def test_var_scope_makes_a_stretch_of_text_a_variable() -> None:
     @st.function
     def program(s: st.ProgramState) -> None:
