@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from typing import Any
 
@@ -74,6 +73,5 @@ def test_timing_changes_nothing_and_nothing_leaks(
     del streamed
     end = time.monotonic() + 5
     while (quick.open_branches or slow.open_branches) and time.monotonic() < end:
-        gc.collect()
         time.sleep(0.001)
     assert (quick.open_branches, slow.open_branches) == (0, 0)
