@@ -259,7 +259,8 @@ class LocalBackend(Backend):
         """
         if not ids:
             raise InvalidArgument("the prompt has no tokens: there is nothing to continue")
-        beyond = [i for i in ids if not 0 <= i < self.config.vocab_size]
+        biased = [i for i, _ in params.logit_bias]
+        beyond = [i for i in (*ids, *biased) if not 0 <= i < self.config.vocab_size]
         if beyond:
             raise InvalidArgument(
                 f"token id {beyond[0]}: the model's vocabulary ends at {self.config.vocab_size}"
