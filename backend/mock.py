@@ -73,12 +73,12 @@ class MockBackend(Backend):
     r"""Plays a script.
 
     replies: what generations write, in the order in which they are asked for (an exception fails
-    that one); or a function of the text so far and the params. Stop strings and `max_tokens` apply
-    to what is written.
+        that one); or a function of the text so far and the params. Stop strings and `max_tokens`
+        apply to what is written.
     scores: a function of the text so far and a choice, giving the log-probability of each of the
-    choice's words; without one every word has -1.
-    delay: seconds from request to answer. pieces: how many pieces a reply comes in, spread over the
-    delay.
+        choice's words; without one every word has -1.
+    delay: seconds from request to answer.
+    pieces: how many pieces a reply comes in, spread over the delay.
     fail: the n-th request, counted from 1 -> the error to fail it with.
     chat: how messages are written; ChatML unless given, None for a model without a chat format.
     controls: the control texts that were appended, in order.

@@ -1,9 +1,8 @@
 """Turns the operations of one branch into backend calls, in the order they were queued.
 
 Owned by a `ProgramState`, which only appends to `queue`; all else happens on the dispatcher's
-thread. The cursor is
-the head of the queue: it stops at an operation that needs the model until the backend's handle
-resolves, and a new branch starts when its parent's cursor reaches the fork.
+thread. The cursor is the head of the queue: it stops at an operation that needs the model until the
+backend's handle resolves, and a new branch starts when its parent's cursor reaches the fork.
 """
 
 from __future__ import annotations
@@ -52,8 +51,9 @@ class Executor:
     """One branch of a run.
 
     label: its place in the tree of branches. key: its seed, from which its draws and its forks
-    derive theirs.
-    branch: None until the parent has come to the fork. error: why it stands still for good.
+        derive theirs. main: it is the program's own branch.
+    branch: None until the parent has come to the fork.
+    error: why it stands still for good. on_purpose: because it was told to.
     released: no program holds it any more.
     """
 
@@ -195,14 +195,19 @@ class Executor:
 
     def _rest(self) -> None:
         self._rested = self._taken
-        if self.released or self.error is not None:
-            if self.branch is not None:
-                self.branch.close()
-            if self.released:
-                self.run.executors.pop(self, None)
+        if self.branch is not None and (self.released or self.error is not None):
+            self._close(self.branch)
+        if self.released:
+            self.run.executors.pop(self, None)
         resting, self._resting = self._resting, []
         for callback in resting:
             callback()
+
+    def _close(self, branch: Branch) -> None:
+        try:
+            branch.close()
+        except Exception as error:  # nobody reads a closing: the end of the run tells
+            self.run.note_failure(error, main=False)
 
     def _write(self, piece: Piece) -> None:
         self.transcript.own.append(piece)
@@ -295,7 +300,7 @@ class Executor:
     def _land(self, flight: Flight) -> None:
         """The backend is through with an operation."""
         for branch in flight.spare:
-            branch.close()
+            self._close(branch)
         if self.error is not None:  # stopped meanwhile
             return
         try:

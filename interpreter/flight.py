@@ -5,6 +5,7 @@ Owned by an executor, which flies one operation at a time.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,7 +65,8 @@ class Flight:
 
     def cancel(self) -> None:
         for handle in self.handles:
-            handle.cancel()
+            with suppress(Exception):  # the handle's own outcome will tell
+                handle.cancel()
 
     def generation(self) -> Generation | None:
         """The generation that the branch goes on with."""

@@ -24,7 +24,7 @@ class RunOptions:
     backend: where to run; None is the default backend.
     sampling: defaults of all generations of the run; what a `gen` says itself goes before.
     seed: of all draws; None takes a random one, which `state.seed` tells. A seed in `sampling`
-    counts as this.
+        counts as this.
     timeout: seconds, after which everything is cancelled and Timeout raised.
     salt: runs with different salts share no cached state.
     stream: return at once and run in the background; read with `text_iter`.

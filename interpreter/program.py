@@ -178,12 +178,13 @@ class Program:
     ) -> list[ProgramState] | list[ProgramState | BaseException]:
         """Run once per item, many at a time; the states, in the items' order.
 
-        items: dicts of arguments, or tuples of positional ones. num_threads: the most items at work
-        at once.
-        progress: show a bar. return_exceptions: an item that fails gives its exception instead of a
-        state; otherwise the first error is raised after the rest has stopped. options: those of
-        `run`, for every item (`timeout` is each item's own); from `seed`, every item derives a seed
-        of its own.
+        items: dicts of arguments, or tuples of positional ones.
+        num_threads: the most items at work at once.
+        progress: show a bar.
+        return_exceptions: an item that fails gives its exception instead of a state; otherwise the
+            first error is raised after the rest has stopped.
+        options: those of `run`, for every item. `timeout` is each item's own; from `seed`, every
+            item derives a seed of its own.
         """
         batch = Batch(self._prepare, list(items), options)
         results = batch.run(num_threads, progress=progress, stop_at_error=not return_exceptions)

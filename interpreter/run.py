@@ -29,11 +29,13 @@ SETTLE_S = 10.0
 class Run:
     """What all branches of a run share.
 
-    name: of the program, and the label of its main branch. seed: of the run; every branch and
-    operation derives its own. sampling: defaults of its generations.
-    feed: the events, where somebody may read them. background: id of the thread that runs the body
-    of a streamed run, so that others know to wait for it. finished: resolved when the run has
-    ended, well or not.
+    name: of the program, and the label of its main branch.
+    seed: of the run; every branch and operation derives its own.
+    sampling: defaults of its generations.
+    feed: the events, where somebody may read them.
+    background: id of the thread that runs the body of a streamed run: all others wait for it.
+    finished: resolved when the run has ended, well or not.
+    stopped: why the run was cancelled. failure: what its end has raised.
     """
 
     def __init__(

@@ -54,12 +54,10 @@ class Variable:
         self._callbacks.clear()
 
     def on_done(self, callback: Callable[[], object]) -> None:
-        """Call `callback()` once resolved, from any thread. It must be quick and bear being called
-        twice.
+        """Call `callback()` once resolved, from any thread; quick, and no harm if called twice.
 
         Appending first and looking afterwards, against resolving first and calling afterwards, is
-        what makes a
-        lock unnecessary: one of the two always sees the other.
+        what makes a lock unnecessary: one of the two always sees the other.
         """
         self._callbacks.append(callback)
         if self.done:

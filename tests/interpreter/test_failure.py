@@ -12,7 +12,7 @@ import pytest
 
 import stemma as st
 from stemma.backend.base import Pending
-from stemma.backend.mock import Broken, MockBackend
+from stemma.backend.mock import Broken, MockBackend, MockBranch
 from stemma.interpreter import run as run_module
 from stemma.lang.errors import Cancelled, StemmaError, Timeout
 
@@ -264,6 +264,18 @@ def test_a_backend_that_does_not_let_go_cannot_hold_the_program(
     with pytest.raises(Timeout):
         program.run(backend=MockBackend(["late"], delay=30), timeout=0.05)
     assert time.monotonic() - start < 5
+
+
+def test_a_backend_that_cannot_close_a_branch_is_told_of_and_hangs_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def close(self: MockBranch) -> None:
+        raise Broke("cannot close")
+
+    monkeypatch.setattr(MockBranch, "close", close)
+    program = st.function(lambda s: s.append(st.gen("x", n=2)))
+    with pytest.raises(Broke, match="cannot close"):
+        program.run(backend=MockBackend(["a", "b"]), timeout=20)
 
 
 def test_an_interrupt_stops_the_run_and_frees_it() -> None:
