@@ -115,7 +115,6 @@ class MockBackend(Backend):
         self._vocabulary: dict[str, int] = {}
         self._in_the_air: set[Pending[Any]] = set()
         self._lock = threading.Lock()
-        self._clock = _Clock()
 
     @property
     def prompts(self) -> list[str]:
@@ -166,7 +165,7 @@ class MockBackend(Backend):
             return
         start = time.monotonic()
         for i, step in enumerate(steps, 1):
-            self._clock.at(start + self.delay * i / len(steps), step)
+            _clock.at(start + self.delay * i / len(steps), step)
 
     def _push(self, generation: Generation, piece: str) -> None:
         if generation in self._in_the_air:
@@ -305,7 +304,7 @@ class MockBranch(Branch):
 
 
 class _Clock:
-    """Runs functions later, on one thread that starts with the first of them."""
+    """Runs functions later, on one thread for all mocks; it starts with the first of them."""
 
     def __init__(self) -> None:
         self._due: list[tuple[float, int, Callable[[], object]]] = []
@@ -316,7 +315,7 @@ class _Clock:
     def at(self, moment: float, function: Callable[[], object]) -> None:
         with self._changed:
             heapq.heappush(self._due, (moment, next(self._order), function))
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():  # not alive: after os.fork
                 self._thread = threading.Thread(target=self._loop, name="mock-clock", daemon=True)
                 self._thread.start()
             self._changed.notify()
@@ -330,6 +329,9 @@ class _Clock:
                 function = heapq.heappop(self._due)[2]
             function()
             del function
+
+
+_clock = _Clock()
 
 
 def _in_order(replies: Iterable[Reply]) -> ReplyFunction:
