@@ -98,6 +98,21 @@ def test_every_example_runs(example: Path, default_model_folder: Path) -> None:
     assert "radix tree" in done.stdout
 
 
+@pytest.mark.slow
+def test_the_program_of_the_readme_runs(default_model_folder: Path, tmp_path: Path) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "program.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "STEMMA_MODEL": str(default_model_folder)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() != ""
+
+
 def test_an_example_tells_an_error_in_one_line() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "fork_and_select.py"), "/not/there"],
