@@ -465,6 +465,17 @@ def test_flush_frees_all_that_is_not_locked() -> None:
     bench.check_idle()
 
 
+def test_flush_leaves_no_dead_node_in_the_queue() -> None:
+    bench = Bench()
+    for token in range(5):
+        bench.put([token])
+        bench.put([token], replace(HOME, salt="x"))
+    bench.cache.flush(HOME)
+    assert len(bench.cache._queue._heap) == 5
+    bench.cache.flush()
+    assert not bench.cache._queue._heap
+
+
 def test_chain_of_twenty_thousand_nodes_needs_no_recursion() -> None:
     depth = 20_000
     bench = Bench(capacity=depth)

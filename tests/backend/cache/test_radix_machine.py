@@ -27,7 +27,7 @@ Place = tuple[Namespace, tuple[int, ...]]
 """A namespace and a prefix of whole pages: the name of the prefix's last page."""
 
 NAMESPACES = [Namespace(), Namespace(salt="ab", extra_key="c"), Namespace(salt="a", extra_key="bc")]
-POOL_PAGES = 24
+POOL_PAGES = 40
 
 
 @dataclass
@@ -130,6 +130,17 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), namespace=st.sampled_from(NAMESPACES))
     def open(self, data: st.DataObject, namespace: Namespace) -> None:
+        self.admit(data, namespace)
+
+    @rule(data=st.data(), namespace=st.sampled_from(NAMESPACES), computed=st.booleans())
+    def serve(self, data: st.DataObject, namespace: Namespace, computed: bool) -> None:
+        """A request from its match to its end, its whole pages given to the tree."""
+        holder = self.admit(data, namespace)
+        if holder is not None:
+            self.give(holder, len(holder.tokens) // self.page_size * self.page_size, computed)
+            self.release(holder)
+
+    def admit(self, data: st.DataObject, namespace: Namespace) -> Holder | None:
         """A request matches, locks and takes slots for the rest, evicting if it must."""
         tokens = self.draw_prompt(data)
         match = self.cache.match_prefix(RadixKey.of(tokens, namespace))
@@ -140,13 +151,14 @@ class CacheMachine(RuleBasedStateMachine):
         rest = len(tokens) - match.length
         own = self.allocator.alloc(rest)
         if own is None:
-            self.evict(rest - self.allocator.free_tokens)
+            self.make_room(rest - self.allocator.free_tokens)
             own = self.allocator.alloc(rest)
         if own is None:
             self.cache.dec_lock_ref(match.node)
             self.holders.remove(holder)
-            return
+            return None
         holder.table = np.concatenate((match.slots, own))
+        return holder
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data(), computed=st.booleans())
@@ -154,7 +166,9 @@ class CacheMachine(RuleBasedStateMachine):
         """A request gives whole pages to the tree; the tree may have got them meanwhile."""
         holder = data.draw(st.sampled_from(self.holders))
         first, last = holder.shared // self.page_size, len(holder.tokens) // self.page_size
-        end = data.draw(st.integers(first, last)) * self.page_size
+        self.give(holder, data.draw(st.integers(first, last)) * self.page_size, computed)
+
+    def give(self, holder: Holder, end: int, computed: bool) -> None:
         tokens = holder.tokens[:end]
         there = self.cached(holder.namespace, tokens)
         done = self.cache.insert(
@@ -206,12 +220,17 @@ class CacheMachine(RuleBasedStateMachine):
 
     # -- what the engine does -------------------------------------------------------------
 
+    def any_pending(self) -> bool:
+        return any(page.pending for page in self.pages.values())
+
+    @precondition(any_pending)
     @rule()
     def commit(self) -> None:
         self.cache.commit()
         for page in self.pages.values():
             page.pending = False
 
+    @precondition(any_pending)
     @rule()
     def rollback(self) -> None:
         waiting = {place for place, page in self.pages.items() if page.pending}
@@ -227,8 +246,11 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.rollback()
         assert self.forget_departed() == waiting
 
-    @rule(tokens=st.integers(0, 12))
+    @rule(tokens=st.integers(0, 6))
     def evict(self, tokens: int) -> None:
+        self.make_room(tokens)
+
+    def make_room(self, tokens: int) -> None:
         protected = self.protected()
         possible = (len(self.pages) - len(protected)) * self.page_size
         assert self.cache.evictable_tokens == possible
@@ -245,6 +267,7 @@ class CacheMachine(RuleBasedStateMachine):
         if gone and left:
             assert max(used[place] for place in gone) <= min(left)
 
+    @precondition(lambda self: len(self.pages) > POOL_PAGES // 3)
     @rule(namespace=st.none() | st.sampled_from(NAMESPACES))
     def flush(self, namespace: Namespace | None) -> None:
         there = {place for place in self.pages if namespace in (None, place[0])}
@@ -288,7 +311,7 @@ class CacheMachine(RuleBasedStateMachine):
     def locks_are_those_of_the_requests(self) -> None:
         protected = self.protected()
         assert self.cache.protected_tokens == len(protected) * self.page_size
-        if not any(page.pending for page in self.pages.values()):
+        if not self.any_pending():
             assert self.cache._tree.root.lock_ref == len(self.holders)
 
     def teardown(self) -> None:
