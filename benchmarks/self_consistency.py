@@ -25,7 +25,7 @@ from stemma.lang.sampling import SamplingParams
 
 TEXT = (
     "A stemma is the tree by which the copies of a text descend from a common ancestor. "
-    "Scholars draw it by comparing the errors that copies share, for an error is rarely made twice. "
+    "Scholars draw it by comparing the errors that copies share: an error is rarely made twice. "
 )
 
 

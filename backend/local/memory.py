@@ -68,19 +68,26 @@ class RequestMemory:
 
     # -- the life of a request
 
+    def found(self, request: Request) -> int:
+        """How many tokens `match` would find; leaves no trace in the tree."""
+        key = RadixKey(request.tokens.view(request.known_end), request.namespace)
+        return self.floor(min(self.cache.peek(key).length, self._limit(request, key)))
+
     def match(self, request: Request) -> PrefixMatch:
-        """The longest cached prefix that leaves the rows whose logits are needed to this step.
+        """The longest cached prefix that leaves the rows whose logits are needed to this step."""
+        key = RadixKey(request.tokens.view(request.known_end), request.namespace)
+        return self.cache.match_prefix(key, limit=self._limit(request, key))
+
+    def _limit(self, request: Request, key: RadixKey) -> int:
+        """How much of the key may be taken from the tree.
 
         Rows that are pending belong to this step, so they may be shared to the last one; of
         computed ones the match ends before the first row whose logits are needed.
         """
-        key = RadixKey(request.tokens.view(request.known_end), request.namespace)
         if not self.prefix_cache:
-            return self.cache.match_prefix(key, limit=0)
-        match = self.cache.match_prefix(key)
-        if match.computed > request.logits_from:
-            match = self.cache.match_prefix(key, limit=request.logits_from)
-        return match
+            return 0
+        needed = request.logits_from
+        return needed if self.cache.peek(key).computed > needed else len(key)
 
     def attach(self, request: Request, match: PrefixMatch) -> None:
         """Lock the match and make it the head of the table, in place of what the request held

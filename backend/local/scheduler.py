@@ -152,10 +152,8 @@ class Scheduler:
             if self._make_room(request, end, spare=spare):
                 step.add(request, end)
             return 0
-        match = self.memory.match(request)
-        if (
-            match.length > request.computed
-        ):  # another request computed it meanwhile, or computes it in this step
+        if self.memory.found(request) > request.computed:  # another one computed it, or does so now
+            match = self.memory.match(request)
             self.memory.attach(request, match)
             request.count(0, match.length, cached=True)
         return self._add_chunk(request, step, budget, may_retract=True)
@@ -262,6 +260,6 @@ class Scheduler:
         if len(window) > 1:
             for request in window:
                 key = RadixKey(request.tokens.view(request.known_end), request.namespace)
-                request.matched = self.memory.cache.match_length(key)
+                request.matched = self.memory.cache.peek(key).length
             window.sort(key=lambda r: -(r.matched + AGING_TOKENS * r.overtaken))
         return urgent + window + rest[ORDERED_WINDOW:]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,6 +33,13 @@ class PrefixMatch:
 
     node: RadixNode
     slots: Ints
+    length: int
+    computed: int
+
+
+class Peek(NamedTuple):
+    """How many leading tokens of a key are in the tree, and how many of them have their KV."""
+
     length: int
     computed: int
 
@@ -101,9 +109,10 @@ class RadixCache:
         node = self._close(path, hits=1)
         return PrefixMatch(node, slots_of(path), length, _computed(path))
 
-    def match_length(self, key: RadixKey) -> int:
-        """How many tokens `match_prefix` would find; leaves no trace."""
-        return self._tree.descend(key, self._tree.floor(len(key)))[1]
+    def peek(self, key: RadixKey) -> Peek:
+        """What `match_prefix` would find; leaves no trace."""
+        path, length = self._tree.descend(key, self._tree.floor(len(key)))
+        return Peek(length, _computed(path))
 
     def insert(
         self, key: RadixKey, slots: Ints, *, owned_from: int, computed: bool = True

@@ -151,12 +151,12 @@ def _grow(tree: Tree, top: NodeSnapshot) -> None:
 
 def _node_label(node: NodeSnapshot) -> Text:
     label = Text(no_wrap=True, overflow="ellipsis")
-    label.append(f"“{visible(node.text)}”", style="green")
-    label.append(f"  {_count(node.token_count, 'token')}", style="cyan")
+    label.append(_count(node.token_count, "token"), style="cyan")
     if node.hits:
         label.append(f"  {_count(node.hits, 'hit')}", style="yellow")
     if node.lock_ref:
         label.append(f"  {_count(node.lock_ref, 'lock')}", style="red")
+    label.append(f"  “{visible(node.text)}”", style="green")  # last: it may be cut at the margin
     return label
 
 

@@ -23,12 +23,9 @@ from numpy.typing import NDArray
 
 from stemma.backend.local.model.config import DecoderConfig
 from stemma.backend.local.model.decoder import Decoder
-from stemma.backend.local.model.default_model import cache_folder
+from stemma.backend.local.model.default_model import CONVERSION, cache_folder
 from stemma.backend.local.model.loader import checkpoint_views
 from stemma.lang.errors import ModelLoadError
-
-CONVERSION = 1
-"""Number of this conversion: a change of what it writes makes new folders."""
 
 _GLOBAL_NAMES = {
     "token_embd": "model.embed_tokens",

@@ -51,7 +51,7 @@ class Bench:
         return slots
 
     def found(self, tokens: Sequence[int], namespace: Namespace = HOME) -> int:
-        return self.cache.match_length(key(tokens, namespace))
+        return self.cache.peek(key(tokens, namespace)).length
 
     def check_idle(self) -> None:
         """No locks, and every slot is either free or cached."""
@@ -103,7 +103,7 @@ def test_every_length_around_every_page_boundary_matches_whole_pages(page_size: 
         for length in range(len(tokens) + 1):
             expected = min(cached, length - length % page_size)
             asked = key([*tokens[:length], 7])
-            assert bench.cache.match_length(asked) == expected
+            assert bench.cache.peek(asked).length == expected
             match = bench.cache.match_prefix(asked)
             assert (match.length, match.computed) == (expected, expected)
             assert match.slots.dtype == np.int32
@@ -147,7 +147,7 @@ def test_match_ends_exactly_at_its_node_and_locks_no_more_than_it_needs() -> Non
     bench.check_idle()
 
 
-def test_match_length_leaves_no_trace() -> None:
+def test_peek_leaves_no_trace() -> None:
     bench = Bench()
     node = bench.put([1, 2, 3]).node
     before = (node.hits, node.last_access, len(node))

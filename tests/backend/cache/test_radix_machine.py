@@ -121,7 +121,7 @@ class CacheMachine(RuleBasedStateMachine):
         reach = tokens if limit is None else tokens[: max(limit, 0)]
         expected = self.cached(namespace, reach)
         key = RadixKey.of(tokens, namespace)
-        assert self.cache.match_length(key) == len(self.cached(namespace, tokens)) * self.page_size
+        assert self.cache.peek(key).length == len(self.cached(namespace, tokens)) * self.page_size
         match = self.cache.match_prefix(key, limit=limit)
         assert match.length == len(expected) * self.page_size
         assert match.slots.tolist() == [slot for page in expected for slot in page.slots]

@@ -90,9 +90,9 @@ def test_tree_prints_edges_with_their_numbers() -> None:
     assert str(cache.snapshot(decode)).splitlines() == [
         "radix tree  27 tokens in 3 edges",
         "└── default namespace",
-        "    └── “You are brief.⏎H”  16 tokens  2 hits  1 lock",
-        "        ├── “i [b]x[/b]”  10 tokens",
-        "        └── “o”  1 token  1 hit  1 lock",
+        "    └── 16 tokens  2 hits  1 lock  “You are brief.⏎H”",
+        "        ├── 10 tokens  “i [b]x[/b]”",
+        "        └── 1 token  1 hit  1 lock  “o”",
     ]
     assert isinstance(cache.snapshot(decode).__rich__(), Tree)
 
@@ -109,10 +109,10 @@ def test_namespaces_print_apart_with_what_sets_them_apart() -> None:
     assert str(cache.snapshot(decode)).splitlines() == [
         "radix tree  3 tokens in 3 edges",
         "├── model_version='m'  salt='s[1]'",
-        "│   ├── “a”  1 token",
-        "│   └── “c”  1 token",
+        "│   ├── 1 token  “a”",
+        "│   └── 1 token  “c”",
         "└── default namespace",
-        "    └── “b”  1 token",
+        "    └── 1 token  “b”",
     ]
 
 
