@@ -1,0 +1,139 @@
+"""What SGLang's users write and does not run here yet. A test that begins to pass fails: take its
+mark away, and change the row in docs/from-sglang.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import stemma as sgl
+
+
+@pytest.fixture(autouse=True)
+def _scripted() -> Iterator[None]:
+    sgl.set_default_backend(sgl.MockBackend(lambda prompt, params: " said"))
+    yield
+    sgl.set_default_backend(None)
+
+
+def not_yet(*errors: type[Exception]) -> pytest.MarkDecorator:
+    return pytest.mark.xfail(raises=errors, strict=True, reason="docs/from-sglang.md: missing")
+
+
+@sgl.function
+def choose(s: Any) -> None:
+    s += "I need a" + sgl.gen("tool", choices=[" saw", " long ladder"])
+    s += " and" + sgl.gen("more", max_tokens=3, return_logprob=True) + "."
+
+
+@not_yet(AttributeError)
+def test_meta_info_of_a_choice_has_the_log_probabilities_of_each() -> None:
+    info = choose.run().get_meta_info("tool")
+    assert [row[0] for row in info["input_token_logprobs"][1]] == [-1.0, -1.0]
+    assert info["normalized_prompt_logprobs"] == [-1.0, -1.0]
+
+
+@not_yet(AttributeError)
+def test_meta_info_of_a_generation_has_tokens_and_the_reason_of_its_end() -> None:
+    info = choose.run().get_meta_info("more")
+    assert info["completion_tokens"] == 1
+    assert info["finish_reason"]["type"] == "stop"
+    assert [row[0] for row in info["output_token_logprobs"]] == [-1.0]
+
+
+@not_yet(AttributeError)
+def test_variables_have_a_getter_and_a_setter() -> None:
+    def body(s: Any) -> None:
+        s += sgl.gen("x")
+        s.set_var("y", s.get_var("x").strip())
+        s.sync()
+        assert s.error() is None
+
+    assert sgl.function(body).run()["y"] == "said"
+
+
+@not_yet(AttributeError)
+def test_the_value_of_a_program_is_ret_value() -> None:
+    assert sgl.function(lambda s: 3).run().ret_value == 3
+
+
+@not_yet(TypeError)
+def test_branches_are_concatenated_and_appended_to_their_parent() -> None:
+    def body(s: Any) -> None:
+        s += "a"
+        forks = s.fork(2)
+        forks += lambda i: f" {i}" + sgl.gen("x")
+        forks.join(mode="concate_and_append")
+
+    assert sgl.function(body).run().text() == "a 0 said 1 said"
+
+
+@not_yet(TypeError)
+def test_a_fork_takes_a_size_and_offsets_of_positions() -> None:
+    def body(s: Any) -> int:
+        with s.copy(position_ids_offset=[1]) as other:
+            other += "b"
+        return len(s.fork(size=2, position_ids_offset=[0, 1]))
+
+    assert sgl.function(body).run().value == 2
+
+
+@not_yet(TypeError)
+def test_an_iterator_takes_the_name_of_a_variable_by_keyword() -> None:
+    assert list(choose.run(stream=True).text_iter(var_name="more")) == [" said"]
+
+
+@not_yet(TypeError)
+def test_an_async_iterator_gives_meta_info_with_the_pieces() -> None:
+    async def read() -> list[Any]:
+        state = choose.run(stream=True)
+        return [p async for p in state.text_async_iter(var_name="more", return_meta_data=True)]
+
+    ((piece, info),) = asyncio.run(read())
+    assert (piece, info["completion_tokens"]) == (" said", 1)
+
+
+@not_yet(TypeError)
+def test_a_batch_shows_progress_by_sglangs_name() -> None:
+    assert len(choose.run_batch([{}, {}], progress_bar=True)) == 2
+
+
+@not_yet(TypeError)
+def test_a_batch_may_be_a_generator() -> None:
+    assert [s["tool"] for s in choose.run_batch([{}] * 3, generator_style=True)] == [" saw"] * 3
+
+
+@not_yet(sgl.errors.InvalidArgument)
+def test_a_batch_takes_lists_of_positional_arguments() -> None:
+    program = sgl.function(lambda s, word: s.append(word))
+    assert [s.text() for s in program.run_batch([["a"], ["b"]])] == ["a", "b"]
+
+
+@not_yet(AttributeError)
+def test_a_program_is_traced_without_being_run() -> None:
+    backend = sgl.MockBackend()
+    assert choose.trace(backend=backend) is not None
+    assert backend.calls == []
+
+
+@not_yet(AttributeError)
+def test_reasoning_is_taken_out_of_a_variable() -> None:
+    def body(s: Any) -> None:
+        s += sgl.assistant_begin()
+        s += sgl.separate_reasoning(sgl.gen("answer"), model_type="qwen3")
+        s += sgl.assistant_end()
+
+    backend = sgl.MockBackend(["<think>Two and two.</think>Four."])
+    state = sgl.function(body).run(backend=backend)
+    assert state["answer"] == "Four."
+    assert state["answer_reasoning_content"] == "Two and two."
+
+
+@not_yet(TypeError)
+def test_gen_and_select_take_their_parameters_by_position() -> None:
+    assert sgl.gen("x", 16, 4, 1, "\n") == sgl.gen("x", max_tokens=16, min_tokens=4, n=1, stop="\n")
+    assert sgl.select("x", ["a"], 0.0, sgl.greedy_token_selection) is not None
