@@ -15,6 +15,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
+from stemma.lang.errors import UnsupportedByBackend
+from stemma.lang.reasoning import THINK, Marks
 from stemma.lang.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -237,10 +239,21 @@ class Branch(ABC):
 
 
 class Backend(ABC):
-    """A model to run programs on. Serves any number of threads."""
+    """A model to run programs on. Serves any number of threads.
+
+    reasoning_marks: what the model puts around its reasoning.
+    """
 
     chat: ChatFormat
     model_name: str
+    reasoning_marks: Marks = THINK
+
+    def model_sampling(self) -> SamplingParams:
+        """The sampling that the model's authors recommend, of backends that know it."""
+        raise UnsupportedByBackend(
+            f"{type(self).__name__} does not know what sampling {self.model_name!r} comes with; "
+            "st.LocalBackend reads a model's generation_config.json"
+        )
 
     @abstractmethod
     def open(self, namespace: Namespace = Namespace()) -> Branch:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stemma.lang.errors import InvalidArgument
-from stemma.lang.ops import Operation, Role
+from stemma.lang.ops import Operation
 
 if TYPE_CHECKING:
     from stemma.interpreter.state import ProgramState
@@ -31,12 +31,12 @@ class Block:
             self.state.append(self.end)
 
 
-def check_begins(role: Role, inside: Role | None) -> None:
+def check_begins(role: str, inside: str | None) -> None:
     if inside is not None:
         raise InvalidArgument(f"a {role} message begins inside a {inside} message")
 
 
-def check_ends(role: Role, inside: Role | None) -> None:
+def check_ends(role: str, inside: str | None) -> None:
     if inside != role:
         where = "outside of any message" if inside is None else f"inside a {inside} message"
         raise InvalidArgument(f"a {role} message ends {where}")

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from stemma.backend.base import Branch, Completion, ScoredChoices, Usage
+from stemma.backend.base import Branch, ScoredChoices, Usage
 from stemma.interpreter.events import (
     Event,
     Failed,
@@ -22,13 +22,18 @@ from stemma.interpreter.events import (
     VariableStarted,
 )
 from stemma.interpreter.flight import Flight
+from stemma.interpreter.landing import (
+    Landing,
+    broken_off,
+    land_choice,
+    land_generation,
+    land_score,
+)
 from stemma.interpreter.listeners import Listeners
-from stemma.interpreter.meta import Meta, ScoreMeta, SelectMeta
 from stemma.interpreter.run import Run
 from stemma.interpreter.tasks import NOT_YET, Fork, Task, Tokens, annotate
 from stemma.interpreter.transcript import Piece, Transcript
 from stemma.interpreter.variable import Variable
-from stemma.lang.choices import decide
 from stemma.lang.errors import Cancelled
 from stemma.lang.ops import (
     Gen,
@@ -41,7 +46,8 @@ from stemma.lang.ops import (
     Select,
     Text,
 )
-from stemma.lang.sampling import SamplingParams, derive_seed
+from stemma.lang.reasoning import is_open
+from stemma.lang.sampling import derive_seed, merged
 
 # The two kinds of seeds that a branch hands out, kept apart in the path they are derived from.
 _OF_BRANCH, _OF_DRAW = 0, 1
@@ -66,8 +72,7 @@ class Executor:
         self.main = main
         self.queue: deque[Task] = deque()
         self.branch = branch
-        self.transcript = Transcript()
-        self.usages: list[Usage] = []
+        self.transcript = Transcript(label)
         self.error: BaseException | None = None
         self.on_purpose = False
         self.released = False
@@ -209,9 +214,6 @@ class Executor:
         except Exception as error:  # nobody reads a closing: the end of the run tells
             self.run.note_failure(error, main=False)
 
-    def _write(self, piece: Piece) -> None:
-        self.transcript.own.append(piece)
-
     # One operation
 
     def _begin(self, operation: Operation, variable: Variable | None) -> None:
@@ -220,7 +222,7 @@ class Executor:
         match operation:
             case Text(text=text, control=control):
                 branch.append(text, control=control)
-                self._write_literal(Piece(text))
+                self._write_literal(text, operation)
             case Gen():
                 self._generate(branch, operation, variable)
             case Select(choices=choices, method=method):
@@ -228,12 +230,9 @@ class Executor:
                 self._fly(Flight(operation, variable, [handle]))
             case Score(text=text):
                 self._fly(Flight(operation, variable, [branch.score([text])]))
-            case RoleBegin(role=role, template=template):
+            case RoleBegin(template=template) | RoleEnd(template=template):
                 branch.append(template, control=True)
-                self._write_literal(Piece(template, edge="begin", role=role))
-            case RoleEnd(role=role, template=template):
-                branch.append(template, control=True)
-                self._write_literal(Piece(template, edge="end", role=role))
+                self._write_literal(template, operation)
             case Fork(children=children):
                 self._fork(branch, children)
             case Tokens() if variable is not None:
@@ -247,30 +246,38 @@ class Executor:
             case _:
                 raise NotImplementedError(f"no execution for {operation!r}")
 
-    def _write_literal(self, piece: Piece) -> None:
-        self._write(piece)
-        self._listeners.tell_text(piece.text)
+    def _write_literal(self, text: str, operation: Operation) -> None:
+        self.transcript.own.append(Piece(text, operation))
+        self._listeners.tell_text(text)
 
     def _fork(self, branch: Branch, children: tuple[Executor, ...]) -> None:
         branches = branch.fork(len(children))
         for child, split in zip(children, branches, strict=True):
-            transcript = Transcript(self.transcript)
+            transcript = Transcript(child.label, self.transcript)
+            self.run.record.append(transcript)
             # By way of the queue: a chain of thousands of forks must not become a deep stack.
             self.run.dispatcher.call(_later(child.start, split, transcript))
         if self._listeners:
             self._listeners.tell(Forked(self.label, tuple(child.label for child in children)))
 
     def _generate(self, branch: Branch, operation: Gen, variable: Variable | None) -> None:
-        params = self._params(operation)
+        params = operation.params
+        if self.run.sampling is not None:
+            params = merged(self.run.sampling, params, operation.given)
         seed = params.seed
         if seed is None:
             seed = derive_seed(self.key, _OF_DRAW, self._draws)
         self._draws += 1
         flight = Flight(operation, variable)
+        if operation.reasoning is not None:
+            flight.marks = operation.marks or self.run.backend.reasoning_marks
+            flight.inside = is_open(self.transcript.since_message(), flight.marks)
         if params.n > 1:
             flight.spare = branch.fork(params.n - 1)
-        if self._listeners and operation.name is not None:
-            self._listeners.tell(VariableStarted(self.label, operation.name))
+        if self._listeners:
+            for name in (operation.reasoning, operation.name):
+                if name is not None:
+                    self._listeners.tell(VariableStarted(self.label, name))
         try:
             for i, sample in enumerate((branch, *flight.spare)):
                 drawn = seed if i == 0 else derive_seed(seed, i)
@@ -280,13 +287,6 @@ class Executor:
             flight.error = error
         self._listeners.follow(flight)
         self._fly(flight)
-
-    def _params(self, operation: Gen) -> SamplingParams:
-        """The run's sampling with what the operation gives itself."""
-        base = self.run.sampling
-        if base is None:
-            return operation.params
-        return base.but(**{name: getattr(operation.params, name) for name in operation.given})
 
     def _fly(self, flight: Flight) -> None:
         self._flight = flight
@@ -303,69 +303,48 @@ class Executor:
             self._close(branch)
         if self.error is not None:  # stopped meanwhile
             return
+        operation = flight.operation
         try:
             if flight.error is not None:
                 raise flight.error
             results = [handle.result() for handle in flight.handles]
-            match flight.operation:
+            for result in results:
+                self._count(result.usage)
+            match operation:
                 case Gen():
-                    self._land_generation(flight, results)
+                    flight.finish_relays(results[0].text)
+                    self._arrive(land_generation(flight, operation, results))
                 case Select():
-                    self._land_choice(flight.operation, flight.variable, results[0])
+                    self._choose(flight, operation, results[0])
                 case Score():
-                    self._land_score(flight.variable, results[0])
+                    self._arrive(land_score(flight, operation, results[0]))
         except BaseException as error:
-            self._fail(error, flight.operation, flight.variable, partial=flight.text_so_far())
+            partial = flight.text_so_far()
+            flight.finish_relays(partial)
+            self.transcript.own += broken_off(flight, partial)
+            self._fail(error, operation, flight.variable, partial=partial)
 
-    def _land_generation(self, flight: Flight, results: list[Completion]) -> None:
-        for completion in results:
-            self._count(completion.usage)
-        name, first = flight.operation.name, results[0]
-        for relay in flight.relays:
-            relay.finish(first.text)
-        self._write(Piece(first.text, name))
-        if flight.variable is not None:
-            if len(results) == 1:
-                flight.variable.finish(first.text, raw=first.text, meta=Meta.of(first))
-            else:
-                texts = [completion.text for completion in results]
-                metas = [Meta.of(completion) for completion in results]
-                flight.variable.finish(texts, raw=list(texts), meta=metas)
-        self._tell_finished(name, flight.variable)
-
-    def _land_choice(
-        self, operation: Select, variable: Variable | None, scored: ScoredChoices
-    ) -> None:
+    def _choose(self, flight: Flight, operation: Select, scored: ScoredChoices) -> None:
         assert self.branch is not None
-        self._count(scored.usage)
-        base = None
-        if operation.method.needs_unconditional:
-            base = [choice.unconditional or () for choice in scored.choices]
-        decision = decide(operation.method, [choice.logprobs for choice in scored.choices], base)
-        meta = SelectMeta.of(operation.method, decision, scored.choices, scored.usage)
-        winner = scored.choices[decision.index]
+        landing, winner, meta = land_choice(flight, operation, scored)
         self.branch.commit(winner)
-        self._write(Piece(winner.text, operation.name))
-        if variable is not None:
-            variable.finish(winner.text, raw=winner.text, meta=meta)
         if self._listeners:
-            self._listeners.tell_text(winner.text, operation.name)
-            told = Selected(self.label, operation.name, winner.text, meta.probabilities)
-            self._listeners.tell(told)
-        self._tell_finished(operation.name, variable)
+            name, text = operation.name, winner.text
+            self._listeners.tell_text(text, name)
+            self._listeners.tell(Selected(self.label, name, text, meta.probabilities))
+        self._arrive(landing)
 
-    def _land_score(self, variable: Variable | None, scored: ScoredChoices) -> None:
-        self._count(scored.usage)
-        if variable is not None:
-            choice = scored.choices[0]
-            variable.finish(choice, raw=choice.text, meta=ScoreMeta(scored.usage))
-
-    def _tell_finished(self, name: str | None, variable: Variable | None) -> None:
-        if self._listeners and name is not None and variable is not None:
-            self._listeners.tell(VariableFinished(self.label, name, variable.value))
+    def _arrive(self, landing: Landing) -> None:
+        """Write what an operation has come to; its variables can be read from here on."""
+        self.transcript.own += landing.pieces
+        for value in landing.values:
+            value.resolve()
+        if self._listeners:
+            for name, value in landing.pieces[-1].reads:
+                self._listeners.tell(VariableFinished(self.label, name, value))
 
     def _count(self, usage: Usage) -> None:
-        self.usages.append(usage)
+        self.transcript.usages.append(usage)
         self.run.usages.append(usage)
 
     # Failure
@@ -380,8 +359,6 @@ class Executor:
     ) -> None:
         """The operation failed, and with it the branch: what is queued can only fail, too."""
         annotate(error, operation, self.label, partial)
-        if partial:
-            self._write(Piece(partial, getattr(operation, "name", None), broken=True))
         if self._listeners:
             self._listeners.tell(Failed(self.label, error))
         if variable is not None:
@@ -391,6 +368,7 @@ class Executor:
 
     def _halt(self, error: BaseException, *, on_purpose: bool) -> None:
         self.error, self.on_purpose = error, on_purpose
+        self.transcript.failure = f"{type(error).__name__}: {error}"
         if not on_purpose:
             self.run.note_failure(error, main=self.main)
         if self._flight is not None:

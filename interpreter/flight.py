@@ -13,29 +13,43 @@ from stemma.backend.base import Branch, Generation, Pending
 from stemma.interpreter.events import Event, Feed, TextAdded
 from stemma.interpreter.variable import Variable
 from stemma.lang.ops import Gen, Score, Select
+from stemma.lang.reasoning import Marks, Part, ReasoningSplit
 
 
 class Relay:
     """Passes the text of a generation on to a feed as it grows; at the end, the rest."""
 
-    __slots__ = ("branch", "feed", "length", "variable")
+    __slots__ = ("branch", "feed", "flight", "length", "split")
 
-    def __init__(self, feed: Feed[Event], branch: str, variable: str | None) -> None:
-        self.feed, self.branch, self.variable = feed, branch, variable
+    def __init__(self, feed: Feed[Event], branch: str, flight: Flight) -> None:
+        self.feed, self.branch, self.flight = feed, branch, flight
+        self.split = flight.new_split()
         self.length = 0
 
     def __call__(self, piece: str) -> None:
         if piece:
             self.length += len(piece)
-            self.feed.put(TextAdded(self.branch, piece, self.variable))
+            if self.split is None:
+                self.feed.put(TextAdded(self.branch, piece, self.flight.operation.name))
+            else:
+                self._tell(self.split.feed(piece))
 
     def finish(self, text: str) -> None:
         self(text[self.length :])
+        if self.split is not None:
+            self._tell(self.split.end())
+
+    def _tell(self, parts: list[Part]) -> None:
+        for part in parts:
+            self.feed.put(TextAdded(self.branch, part.text, self.flight.name_of(part)))
 
 
 @dataclass(slots=True)
 class Flight:
-    """The operation that the backend is working on. One handle, or one per sample."""
+    """The operation that the backend is working on. One handle, or one per sample.
+
+    marks: of a generation whose reasoning is kept apart. inside: it begins with reasoning.
+    """
 
     operation: Gen | Select | Score
     variable: Variable | None
@@ -45,6 +59,8 @@ class Flight:
     )  # of the samples that the branch does not go on with
     relays: list[Relay] = field(default_factory=list)
     error: BaseException | None = None
+    marks: Marks | None = None
+    inside: bool = False
 
     def landed(self) -> bool:
         """True when nothing is in the air; the first failure brings the rest down."""
@@ -59,9 +75,33 @@ class Flight:
     def relay_to(self, feed: Feed[Event], branch: str) -> None:
         """Tell `feed` the text as it grows. Only a generation has any before it lands."""
         if (generation := self.generation()) is not None:
-            relay = Relay(feed, branch, self.operation.name)
+            relay = Relay(feed, branch, self)
             self.relays.append(relay)
             generation.subscribe(relay)
+
+    def finish_relays(self, text: str) -> None:
+        """The whole text is known: tell what the feeds have not got yet."""
+        for relay in self.relays:
+            relay.finish(text)
+
+    def new_split(self) -> ReasoningSplit | None:
+        """For the text of a generation, where reasoning is kept apart in it."""
+        return ReasoningSplit(self.marks, inside=self.inside) if self.marks is not None else None
+
+    def parts(self, text: str) -> list[Part]:
+        """A text of the operation in its parts."""
+        split = self.new_split()
+        if split is None:
+            return [Part("answer", text)] if text else []
+        return split.feed(text) + split.end()
+
+    def name_of(self, part: Part) -> str | None:
+        """The variable that a part belongs to; none has the marks."""
+        if part.kind == "answer":
+            return self.operation.name
+        if part.kind == "reasoning" and isinstance(self.operation, Gen):
+            return self.operation.reasoning
+        return None
 
     def cancel(self) -> None:
         for handle in self.handles:

@@ -54,8 +54,8 @@ class Listeners:
         for piece in transcript:
             if piece.text:
                 feed.put(TextAdded(self._label, piece.text, piece.variable))
-            if piece.variable is not None and not piece.broken:
-                feed.put(VariableFinished(self._label, piece.variable, piece.text))
+            for name, value in piece.reads:
+                feed.put(VariableFinished(self._label, name, value))
         if flight is not None:
             flight.relay_to(feed, self._label)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from stemma.backend.base import Backend, Usage
 from stemma.interpreter.dispatcher import Timer, dispatcher
 from stemma.interpreter.events import Ended, Event, Feed
+from stemma.interpreter.transcript import Transcript
 from stemma.interpreter.variable import Variable
 from stemma.lang.errors import Cancelled, StemmaError, Timeout
 from stemma.lang.sampling import SamplingParams
@@ -36,6 +37,7 @@ class Run:
     background: id of the thread that runs the body of a streamed run: all others wait for it.
     finished: resolved when the run has ended, well or not.
     stopped: why the run was cancelled. failure: what its end has raised.
+    record: the texts of all branches that were forked, also of those that nothing holds any more.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Run:
         self.value: Any = None
         self.executors: dict[Executor, None] = {}
         self.usages: list[Usage] = []
+        self.record: list[Transcript] = []
         self._failures: list[tuple[BaseException, bool]] = []
         self._seen: dict[int, BaseException] = {}  # by id; held, so that an id stays one error's
         self._timer: Timer | None = None

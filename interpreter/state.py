@@ -58,8 +58,8 @@ class ProgramState:
         self._executor = executor
         self._inherited: Mapping[str, Variable] = inherited or {}
         self._own: dict[str, Variable] = {}
-        self._roles: list[Role] = []
-        self._open_role: Role | None = None
+        self._roles: list[str] = []
+        self._open_role: str | None = None
         self._forks = 0
         self._original: ProgramState | None = None
         weakref.finalize(self, executor.release).atexit = False
@@ -100,6 +100,9 @@ class ProgramState:
                 raise InvalidArgument("score: without a name nobody can read it; or s.score(text)")
             elif isinstance(operation, Gen | Select | Score | ScopeEnd) and operation.name:
                 variable = named[operation.name] = Variable()
+            if isinstance(operation, Gen) and operation.reasoning is not None:
+                variable = variable or Variable()
+                variable.aside = named[operation.reasoning] = Variable()
             tasks.append((operation, variable))
         self._own.update(named)
         self._open_role, self._roles = role, roles
@@ -314,7 +317,7 @@ class ProgramState:
         """Tokens and time: on the main branch of the whole run, on another of its own work."""
         if self._run.is_outside():
             self._run.finished.wait()
-        usages = self._run.usages if self._executor.main else self._executor.usages
+        usages = self._run.usages if self._executor.main else self._executor.transcript.usages
         return sum(usages, Usage())
 
     @property

@@ -17,10 +17,10 @@ class Variable:
     """Resolved once, by `finish` or `fail`; never locked.
 
     value: what the program reads. raw: its text (or texts). meta: how it came about. error: why it
-    never will.
+    never will. aside: the variable of the reasoning before this one's text, which fails with it.
     """
 
-    __slots__ = ("_callbacks", "done", "error", "meta", "raw", "value")
+    __slots__ = ("_callbacks", "aside", "done", "error", "meta", "raw", "value")
 
     def __init__(self) -> None:
         self.done = False
@@ -28,6 +28,7 @@ class Variable:
         self.raw: Any = None
         self.meta: Any = None
         self.error: BaseException | None = None
+        self.aside: Variable | None = None
         self._callbacks: list[Callable[[], object]] = []
 
     @classmethod
@@ -43,6 +44,8 @@ class Variable:
 
     def fail(self, error: BaseException) -> None:
         """Resolve with an error, unless it is resolved: a cancelled operation may still come in."""
+        if self.aside is not None:
+            self.aside.fail(error)
         if not self.done:
             self.error = error
             self._resolve()

@@ -14,6 +14,7 @@ from typing import Literal, NoReturn
 
 from stemma.lang.choices import ChoicesMethod
 from stemma.lang.errors import InvalidArgument, Site
+from stemma.lang.reasoning import Marks
 from stemma.lang.sampling import SamplingParams
 
 Role = Literal["system", "user", "assistant"]
@@ -66,12 +67,18 @@ class Text(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Gen(Operation):
-    """Let the model continue. `given`: the fields of `params` that do not leave it to the run."""
+    """Let the model continue.
+
+    given: the fields of `params` that do not leave it to the run. reasoning: the variable that gets
+    what stands between `marks`; without marks between those of the model.
+    """
 
     name: str | None
     params: SamplingParams
     given: frozenset[str] = frozenset()
     heal: bool = True
+    reasoning: str | None = None
+    marks: Marks | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +100,13 @@ class Score(Operation):
 
 @dataclass(frozen=True, slots=True)
 class RoleBegin(Operation):
-    """Open a message. `template`: the chat format's text, filled in by the state."""
+    """Open a message. `template`: the chat format's text, filled in by the state.
 
-    role: Role
+    role: one of the three `Role`s where a program writes it; a conversation that a run starts from
+    may have others.
+    """
+
+    role: str
     template: str = ""
 
 
@@ -103,7 +114,7 @@ class RoleBegin(Operation):
 class RoleEnd(Operation):
     """Close the message that is open."""
 
-    role: Role
+    role: str
     template: str = ""
 
 

@@ -7,6 +7,8 @@ Written in programs (`s += st.gen("x")`); nothing here runs anything.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NoReturn
 
 from stemma.lang.choices import ChoicesMethod, token_length_normalized
@@ -24,42 +26,45 @@ from stemma.lang.ops import (
     Text,
     operations,
 )
+from stemma.lang.reasoning import checked_marks, marks_of_family
 from stemma.lang.sampling import SamplingParams
 
 
 def gen(
     name: str | None = None,
     max_tokens: int | None = None,
-    *,
     min_tokens: int | None = None,
     n: int | None = None,
     stop: str | Iterable[str] | None = None,
     stop_token_ids: Iterable[int] | None = None,
     stop_regex: str | None = None,
-    include_stop: bool | None = None,
-    ignore_eos: bool | None = None,
     temperature: float | None = None,
-    top_k: int | None = None,
     top_p: float | None = None,
+    top_k: int | None = None,
     min_p: float | None = None,
     frequency_penalty: float | None = None,
     presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    dtype: type | str | None = None,
+    choices: Iterable[str] | None = None,
+    choices_method: ChoicesMethod | str | None = None,
+    regex: str | None = None,
+    json_schema: str | Mapping[str, Any] | None = None,
+    *,
+    grammar: str | None = None,
+    include_stop: bool | None = None,
     repetition_penalty: float | None = None,
     logit_bias: Mapping[int, float] | None = None,
     seed: int | None = None,
     logprobs: bool | None = None,
     top_logprobs: int | None = None,
     heal: bool = True,
-    dtype: type | str | None = None,
-    choices: Iterable[str] | None = None,
-    choices_method: ChoicesMethod | str | None = None,
-    regex: str | None = None,
-    json_schema: str | Mapping[str, Any] | None = None,
-    grammar: str | None = None,
-    return_logprob: bool | None = None,
-    top_logprobs_num: int | None = None,
-    logprob_start_len: int | None = None,
-    return_text_in_logprobs: bool | None = None,
+    reasoning: str | None = None,
+    reasoning_marks: tuple[str, str] | None = None,
 ) -> Gen | Select:
     """Let the model write; the text is the variable `name`.
 
@@ -67,11 +72,19 @@ def gen(
     that many samples: `s[name]` is their list and the branch goes on with the first. `heal=False`
     takes the last token of the literal before as it is. `choices` makes it a `select`.
     `return_logprob` and `top_logprobs_num` are SGLang's names of `logprobs` and `top_logprobs`.
+    Parameters may be positional in SGLang's order.
+
+    reasoning: a variable for what the model thinks before it answers, everything between its marks;
+        `name` then is the rest, and the marks belong to neither. The marks are the model's own, or
+        `reasoning_marks`. Where the text before ends inside of them, because the chat template
+        opens them, the output begins with reasoning. Stops and `max_tokens` hold for all of the
+        output: a reasoning that they cut leaves the answer empty, and `meta` says why.
 
     Raises InvalidArgument for a value that cannot be meant, UnsupportedByBackend for what is not
     built yet.
 
     >>> s += "Capital of France:" + st.gen("capital", max_tokens=8, stop="\\n")  # doctest: +SKIP
+    >>> s += st.assistant(st.gen("answer", reasoning="why"))  # doctest: +SKIP
     """
     _check_name("gen", name)
     settings: dict[str, Any] = {
@@ -96,14 +109,18 @@ def gen(
         "top_logprobs": top_logprobs if top_logprobs is not None else top_logprobs_num,
     }
     settings = {key: value for key, value in settings.items() if value is not None}
+    if reasoning is None and reasoning_marks is not None:
+        raise InvalidArgument("gen(reasoning_marks=...) needs reasoning=, a variable's name")
     if choices is not None:
         temperature = settings.pop("temperature", 0.0)
+        if reasoning is not None:
+            settings["reasoning"] = reasoning
         if settings:
             raise InvalidArgument(
                 f"gen(choices=...) draws nothing: {', '.join(settings)} has no meaning"
             )
         method = token_length_normalized if choices_method is None else choices_method
-        return select(name, choices, temperature=temperature, choices_method=method)
+        return select(name, choices, temperature, method)
     if choices_method is not None:
         raise InvalidArgument("gen(choices_method=...) needs choices=[...]")
     _refuse_unbuilt(
@@ -114,29 +131,61 @@ def gen(
         logprob_start_len=logprob_start_len,
         return_text_in_logprobs=return_text_in_logprobs,
     )
-    params = SamplingParams(**settings)
-    given = frozenset(settings) | ({"logprobs"} if params.top_logprobs else frozenset())
-    return Gen(name, params, given, heal)
+    params, given = _params(settings)
+    if reasoning is None:
+        return Gen(name, params, given, heal)
+    _check_name("gen", reasoning, "reasoning")
+    if reasoning == name:
+        raise InvalidArgument(f"gen({name!r}, reasoning={reasoning!r}): needs another name")
+    marks = None if reasoning_marks is None else checked_marks(reasoning_marks)
+    return Gen(name, params, given, heal, reasoning, marks)
 
 
 def gen_int(
-    name: str | None = None, max_tokens: int | None = None, **settings: Any
+    name: str | None = None,
+    max_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Iterable[str] | None = None,
+    **settings: Any,
 ) -> Gen | Select:
     """`gen(..., dtype=int)`: the variable is an int."""
-    return gen(name, max_tokens, dtype=int, **settings)
+    return gen(name, max_tokens, n=n, stop=stop, dtype=int, **settings)
 
 
 def gen_string(
-    name: str | None = None, max_tokens: int | None = None, **settings: Any
+    name: str | None = None,
+    max_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Iterable[str] | None = None,
+    **settings: Any,
 ) -> Gen | Select:
     """`gen(..., dtype=str)`: the variable is a str."""
-    return gen(name, max_tokens, dtype=str, **settings)
+    return gen(name, max_tokens, n=n, stop=stop, dtype=str, **settings)
+
+
+def separate_reasoning(expr: str | Expr, model_type: str | None = None) -> Chain:
+    """SGLang's way to write `reasoning=`: of every named `gen` in `expr` the reasoning becomes the
+    variable `<name>_reasoning_content`.
+
+    model_type: one of SGLang's names of model families, which says the marks; None takes the
+    model's own. Unlike there, the branch keeps the reasoning in its text.
+
+    >>> s += st.separate_reasoning(st.gen("answer"), "qwen3")  # doctest: +SKIP
+    """
+    marks = None if model_type is None else marks_of_family(model_type)
+    return Chain(
+        tuple(
+            replace(part, reasoning=f"{part.name}_reasoning_content", marks=marks)
+            if isinstance(part, Gen) and part.name and part.reasoning is None
+            else part
+            for part in operations(expr)
+        )
+    )
 
 
 def select(
     name: str | None = None,
     choices: Iterable[str] | None = None,
-    *,
     temperature: float = 0.0,
     choices_method: ChoicesMethod | str = token_length_normalized,
 ) -> Select:
@@ -248,10 +297,33 @@ def _message(role: Role, content: str | Expr) -> Chain:
     return Chain((RoleBegin(role), *inner, RoleEnd(role)))
 
 
-def _check_name(what: str, name: object) -> None:
+def _params(settings: dict[str, Any]) -> tuple[SamplingParams, frozenset[str]]:
+    """The parameters, and which of them were given. A program's loops write the same ones again and
+    again: they are remembered, unless something among them may change.
+    """
+    for name in settings.keys() & {"stop", "stop_token_ids"}:
+        if not isinstance(settings[name], str):
+            settings[name] = tuple(settings[name])
+    if "logit_bias" in settings:
+        return _new_params(**settings)
+    try:
+        return _remembered_params(**settings)
+    except TypeError:  # an unhashable value, which is no proper one either
+        return _new_params(**settings)
+
+
+def _new_params(**settings: Any) -> tuple[SamplingParams, frozenset[str]]:
+    params = SamplingParams(**settings)
+    return params, frozenset(settings) | ({"logprobs"} if params.top_logprobs else frozenset())
+
+
+_remembered_params = lru_cache(maxsize=1024, typed=True)(_new_params)
+
+
+def _check_name(what: str, name: object, parameter: str = "name") -> None:
     if name is not None and (not isinstance(name, str) or not name):
         raise InvalidArgument(
-            f"{what}(name={name!r}): a variable's name is a non-empty string, or None"
+            f"{what}({parameter}={name!r}): a variable's name is a non-empty string, or None"
         )
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any, NoReturn, Protocol
 
 from stemma.lang.errors import InvalidArgument
 
@@ -75,10 +77,13 @@ class SamplingParams:
         put = object.__setattr__
         stop: object = self.stop
         bias: object = self.logit_bias
-        put(self, "stop", (stop,) if isinstance(stop, str) else tuple(self.stop))
-        put(self, "stop_token_ids", tuple(int(i) for i in self.stop_token_ids))
-        pairs = bias.items() if isinstance(bias, Mapping) else self.logit_bias
-        put(self, "logit_bias", tuple(sorted((int(i), float(b)) for i, b in pairs)))
+        if type(stop) is not tuple:
+            put(self, "stop", (stop,) if isinstance(stop, str) else tuple(self.stop))
+        if self.stop_token_ids != ():
+            put(self, "stop_token_ids", tuple(int(i) for i in self.stop_token_ids))
+        if bias != ():
+            pairs = bias.items() if isinstance(bias, Mapping) else self.logit_bias
+            put(self, "logit_bias", tuple(sorted((int(i), float(b)) for i, b in pairs)))
         if self.top_logprobs:
             put(self, "logprobs", True)
         if self.top_k == -1:  # the other common spelling of "all"
@@ -86,47 +91,47 @@ class SamplingParams:
         self._check()
 
     def _check(self) -> None:
-        need = _need
         if self.max_tokens is not None:
-            need(self.max_tokens >= 0, "max_tokens", self.max_tokens, "at least 0, or None")
-            need(
-                self.min_tokens <= self.max_tokens,
-                "min_tokens",
-                self.min_tokens,
-                "at most max_tokens",
-            )
-        need(self.min_tokens >= 0, "min_tokens", self.min_tokens, "at least 0")
-        need(
-            0 <= self.temperature < math.inf,
-            "temperature",
-            self.temperature,
-            "finite and at least 0",
-        )
-        need(self.top_k >= 0, "top_k", self.top_k, "at least 1, or 0 for all tokens")
-        need(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
-        need(0 <= self.min_p <= 1, "min_p", self.min_p, "between 0 and 1")
-        need(
-            math.isfinite(self.frequency_penalty),
-            "frequency_penalty",
-            self.frequency_penalty,
-            "finite",
-        )
-        need(
-            math.isfinite(self.presence_penalty),
-            "presence_penalty",
-            self.presence_penalty,
-            "finite",
-        )
-        need(
-            0 < self.repetition_penalty < math.inf,
-            "repetition_penalty",
-            self.repetition_penalty,
-            "above 0",
-        )
-        need(all(isinstance(s, str) for s in self.stop), "stop", self.stop, "a string or strings")
-        need("" not in self.stop, "stop", self.stop, "non-empty strings")
-        need(self.top_logprobs >= 0, "top_logprobs", self.top_logprobs, "at least 0")
-        need(self.n >= 1, "n", self.n, "at least 1")
+            if not self.max_tokens >= 0:
+                _refuse("max_tokens", self.max_tokens, "at least 0, or None")
+            if not self.min_tokens <= self.max_tokens:
+                _refuse("min_tokens", self.min_tokens, "at most max_tokens")
+        if not self.min_tokens >= 0:
+            _refuse("min_tokens", self.min_tokens, "at least 0")
+        if not 0 <= self.temperature < math.inf:
+            _refuse("temperature", self.temperature, "finite and at least 0")
+        if not self.top_k >= 0:
+            _refuse("top_k", self.top_k, "at least 1, or 0 for all tokens")
+        if not 0 < self.top_p <= 1:
+            _refuse("top_p", self.top_p, "above 0 and at most 1")
+        if not 0 <= self.min_p <= 1:
+            _refuse("min_p", self.min_p, "between 0 and 1")
+        if not math.isfinite(self.frequency_penalty):
+            _refuse("frequency_penalty", self.frequency_penalty, "finite")
+        if not math.isfinite(self.presence_penalty):
+            _refuse("presence_penalty", self.presence_penalty, "finite")
+        if not 0 < self.repetition_penalty < math.inf:
+            _refuse("repetition_penalty", self.repetition_penalty, "above 0")
+        for stop in self.stop:
+            if not isinstance(stop, str):
+                _refuse("stop", self.stop, "a string or strings")
+            if not stop:
+                _refuse("stop", self.stop, "non-empty strings")
+        if not self.top_logprobs >= 0:
+            _refuse("top_logprobs", self.top_logprobs, "at least 0")
+        if not self.n >= 1:
+            _refuse("n", self.n, "at least 1")
+
+    @classmethod
+    def from_model(cls, backend: _KnowsItsSampling) -> SamplingParams:
+        """The sampling that a model's authors recommend: its `generation_config`.
+
+        Raises UnsupportedByBackend for a backend without one, and for settings in it that have no
+        name here.
+
+        >>> tips.run(sampling=st.SamplingParams.from_model(backend))  # doctest: +SKIP
+        """
+        return backend.model_sampling()
 
     def but(self, **changes: Any) -> SamplingParams:
         """The same settings with some replaced."""
@@ -135,16 +140,36 @@ class SamplingParams:
     def one_draw(self, seed: int) -> SamplingParams:
         """These settings for one sample with that seed. Quick: the rest was checked already."""
         draw = object.__new__(SamplingParams)
-        for name in SamplingParams.__slots__:
-            object.__setattr__(draw, name, getattr(self, name))
-        object.__setattr__(draw, "seed", seed)
-        object.__setattr__(draw, "n", 1)
+        for put, value in zip(_PUTS, _values(self), strict=True):
+            put(draw, value)
+        _put_seed(draw, seed)
+        _put_n(draw, 1)
         return draw
 
 
-def _need(ok: bool, name: str, value: object, wanted: str) -> None:
-    if not ok:
-        raise InvalidArgument(f"{name}={value!r}: must be {wanted}")
+class _KnowsItsSampling(Protocol):
+    """A backend, as far as this floor knows of backends."""
+
+    def model_sampling(self) -> SamplingParams: ...
+
+
+# A frozen value is copied by its slots: half the time of `object.__setattr__`.
+_NAMES = SamplingParams.__slots__
+_values = attrgetter(*_NAMES)
+_PUTS: list[Callable[[SamplingParams, Any], None]] = [
+    getattr(SamplingParams, name).__set__ for name in _NAMES
+]
+_put_seed, _put_n = _PUTS[_NAMES.index("seed")], _PUTS[_NAMES.index("n")]
+
+
+@lru_cache(maxsize=1024)
+def merged(base: SamplingParams, own: SamplingParams, given: frozenset[str]) -> SamplingParams:
+    """`base` with the fields of `own` that are `given`. Remembered: programs repeat themselves."""
+    return base.but(**{name: getattr(own, name) for name in given})
+
+
+def _refuse(name: str, value: object, wanted: str) -> NoReturn:
+    raise InvalidArgument(f"{name}={value!r}: must be {wanted}")
 
 
 def derive_seed(seed: int, *path: int) -> int:

@@ -24,6 +24,7 @@ from stemma.backend.local.cache.eviction import LRU
 from stemma.backend.local.cache.kv_pool import KVPool
 from stemma.backend.local.cache.radix_cache import RadixCache
 from stemma.backend.local.cache.snapshot import TreeSnapshot
+from stemma.backend.local.conventions import reasoning_marks, recommended_sampling
 from stemma.backend.local.detokenize import OutputText
 from stemma.backend.local.engine import Engine
 from stemma.backend.local.literal import Literal
@@ -96,6 +97,7 @@ class LocalBackend(Backend):
         self.model_version = f"{loaded.version}-{str(self.dtype).removeprefix('torch.')}"
         self.text = Tokenizer.from_folder(loaded.folder)
         self.chat = self._chat_format()
+        self.reasoning_marks = reasoning_marks(self.text)
         self.end_ids = self._end_ids()
         shape = {
             "layers": config.num_layers,
@@ -148,6 +150,9 @@ class LocalBackend(Backend):
             turn_end = self.encode(self.chat.end("assistant"), control=True)
             ends.update(filter(self.text.is_control, turn_end[:1]))
         return frozenset(ends)
+
+    def model_sampling(self) -> SamplingParams:
+        return recommended_sampling(self.model_folder, self.model_name)
 
     # -- programs
 
