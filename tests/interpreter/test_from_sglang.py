@@ -360,6 +360,13 @@ def test_every_sampling_parameter_has_sglangs_name() -> None:
     assert {name: getattr(params, name) for name in given} == expected
 
 
+def test_parameters_may_be_positional_in_sglangs_order() -> None:
+    by_name = sgl.gen("x", max_tokens=16, min_tokens=4, n=1, stop="\n")
+    assert sgl.gen("x", 16, 4, 1, "\n") == by_name
+    by_name = sgl.select("x", choices=["a"], choices_method=sgl.greedy_token_selection)
+    assert sgl.select("x", ["a"], 0.0, sgl.greedy_token_selection) == by_name
+
+
 def test_a_batch_of_dicts_and_of_tuples_in_order() -> None:
     play_by(lambda prompt: " " + prompt.split("has a")[-1].split("?")[0] + "\n")
     questions = [f"How many legs has a {animal}?" for animal in ("cow", "hen", "bee")]

@@ -101,6 +101,19 @@ def test_join_makes_a_name_that_the_parent_had_the_list_of_the_branches() -> Non
     assert run(body, "a", "b", "c")["x"] == ["b", "c"]
 
 
+def test_reasoning_is_a_variable_of_its_own_and_stays_in_the_text() -> None:
+    def body(s: Any) -> None:
+        s += sgl.assistant_begin()
+        s += sgl.separate_reasoning(sgl.gen("answer", max_tokens=512), model_type="qwen3")
+        s += sgl.assistant_end()
+
+    state = run(body, "<think>Two and two.</think>Four.")
+    assert state["answer"] == "Four."
+    assert state["answer_reasoning_content"] == "Two and two."
+    assert state.messages() == [{"role": "assistant", "content": "Four."}]
+    assert "<think>Two and two.</think>Four." in state.text()
+
+
 def test_the_body_runs_once_per_item_of_a_batch() -> None:
     ran: list[int] = []
 

@@ -118,22 +118,3 @@ def test_a_program_is_traced_without_being_run() -> None:
     backend = sgl.MockBackend()
     assert choose.trace(backend=backend) is not None
     assert backend.calls == []
-
-
-@not_yet(AttributeError)
-def test_reasoning_is_taken_out_of_a_variable() -> None:
-    def body(s: Any) -> None:
-        s += sgl.assistant_begin()
-        s += sgl.separate_reasoning(sgl.gen("answer"), model_type="qwen3")
-        s += sgl.assistant_end()
-
-    backend = sgl.MockBackend(["<think>Two and two.</think>Four."])
-    state = sgl.function(body).run(backend=backend)
-    assert state["answer"] == "Four."
-    assert state["answer_reasoning_content"] == "Two and two."
-
-
-@not_yet(TypeError)
-def test_gen_and_select_take_their_parameters_by_position() -> None:
-    assert sgl.gen("x", 16, 4, 1, "\n") == sgl.gen("x", max_tokens=16, min_tokens=4, n=1, stop="\n")
-    assert sgl.select("x", ["a"], 0.0, sgl.greedy_token_selection) is not None
