@@ -139,13 +139,18 @@ class Request:
         return bool(self.output_ids) and self.known_end - self.computed == 1
 
     @property
+    def draws_from(self) -> int:
+        """First position whose logits the next draw needs: its row and all later ones belong in one
+        step.
+        """
+        return self.known_end - (1 if self.heal is None else 2)
+
+    @property
     def logits_from(self) -> int:
         """First position whose logits are still needed; its row, and all later ones, must be
         computed.
         """
-        first = self.known_end - 1
-        if self.heal is not None:
-            first -= 1
+        first = self.draws_from
         if self.next_logprob is not None and self.next_logprob < len(self.tokens):
             first = min(first, self.next_logprob - 1)
         return first

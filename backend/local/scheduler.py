@@ -165,7 +165,7 @@ class Scheduler:
         start = max(request.computed, request.shared)
         end = request.known_end
         if end - start > budget:
-            end = max(start, self.memory.floor(start + budget))
+            end = max(start, self.memory.floor(min(start + budget, request.draws_from)))
         room = self._make_room(request, end) if may_retract else self.memory.grow(request, end)
         if request.state is not State.RUNNING:
             return 0
@@ -173,8 +173,10 @@ class Scheduler:
             end = start  # no rows of its own now, but those it shares still belong to the step
         self.memory.publish(request, min(end, request.publish_end))
         request.count(start, end, cached=False)
-        if end > request.computed:
-            step.add(request, end)
+        # Pending rows of others may reach further than the rows of a part may.
+        stop = end if end == request.known_end else min(end, request.draws_from)
+        if stop > request.computed:
+            step.add(request, stop)
         return end - start
 
     def _make_room(self, request: Request, end: int, *, spare: int = 0) -> bool:
