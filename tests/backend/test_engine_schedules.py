@@ -82,7 +82,7 @@ works = st.builds(
     stem=st.integers(0, len(STEMS) - 1),
     length=st.one_of(st.integers(0, 50), st.sampled_from([15, 16, 17, 32, 33])),
     tail=st.lists(st.integers(3, 6), min_size=1, max_size=3).map(tuple),
-    max_tokens=st.sampled_from([1, 2, 5, 20]),
+    max_tokens=st.sampled_from([1, 2, 3, 12]),
     temperature=st.sampled_from([0.0, 1.0]),
     heal=st.booleans(),
     logprobs=st.booleans(),
@@ -94,7 +94,7 @@ visits = st.builds(
     leaves_after=st.one_of(st.none(), st.none(), st.integers(0, 12)),
     hopeless=st.sampled_from([False] * 9 + [True]),
 )
-schedules = st.lists(visits, min_size=1, max_size=10)
+schedules = st.lists(visits, min_size=1, max_size=8)
 any_setting = st.builds(
     Setting,
     page_size=st.sampled_from([1, 2, 4, 16]),
