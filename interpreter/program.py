@@ -90,6 +90,11 @@ class Program:
             return self.body(*args, **{**self._bound, **kwargs})
         return self.run(*args, **kwargs)
 
+    @property
+    def bound(self) -> Mapping[str, Any]:
+        """The arguments that `bind` has fixed."""
+        return self._bound
+
     def bind(self, **arguments: Any) -> Program:
         """The same program with some arguments fixed."""
         bound = {**self._bound, **arguments}

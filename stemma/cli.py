@@ -1,87 +1,64 @@
-"""The command line: `stemma demo`, `stemma --version`.
+"""The console script. Owns Ctrl-C: the process ends at once, with status 130 and no traceback.
 
-Owns how a command ends: an error of ours is one message and exit status 1, Ctrl-C is status 130.
-Heavy imports happen inside the commands, so that `--help` is quick.
+Imports little, so that this holds from the start; the commands are in `stemma/commands/app.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib.metadata import version
-from typing import Annotated
+import os
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn
 
-import typer
-
-from stemma.lang.errors import StemmaError
-
-app = typer.Typer(
-    name="stemma",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="A language for structured LLM programs, and a local engine that computes every shared "
-    "prefix once.",
-    epilog="STEMMA_MODEL names the model where --model does not; STEMMA_CACHE is where the default "
-    "model is kept.",
-)
-
-Model = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        "-m",
-        help="A model folder, a GGUF file or a hub id. Without it: STEMMA_MODEL, else the default "
-        "model, fetched once (93 MB).",
-        show_default=False,
-    ),
-]
+INTERRUPTED = 128 + signal.SIGINT
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"stemma {version('stemma-lm')}")
-        raise typer.Exit
+class Interrupt:
+    """The handler of SIGINT: once KeyboardInterrupt, so that a command can clean up, then the end.
 
-
-@app.callback()
-def root(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
-        ),
-    ] = False,
-) -> None:
-    pass
-
-
-@app.command()
-def demo(
-    model: Model = None,
-    seed: Annotated[int, typer.Option(help="Another seed draws other samples.")] = 0,
-) -> None:
-    """Run an example program that forks, samples and selects; then show what was computed once."""
-    with errors_told():
-        from stemma.demo import run_demo
-
-        run_demo(model, seed=seed)
-
-
-@contextmanager
-def errors_told() -> Iterator[None]:
-    """End the command as a person expects: a message for our errors, a traceback for none of them.
-
-    Other exceptions are defects and keep their traceback.
+    came: somebody has pressed Ctrl-C. over: nothing is left to clean up.
     """
-    try:
-        yield
-    except StemmaError as error:
-        place = f"{error.site}: " if error.site is not None else ""
-        typer.echo(f"error: {place}{error}", err=True)
-        raise typer.Exit(1) from None
+
+    def __init__(self) -> None:
+        self.came = False
+        self.over = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.came or self.over:
+            leave()
+        self.came = True
+        raise KeyboardInterrupt
 
 
 def main() -> None:
-    """The console script. Typer turns Ctrl-C into exit status 130."""
-    app()
+    """Run the command line and end the process.
+
+    After Ctrl-C nothing waits for the engine's step, for other threads or for the end of libraries;
+    and what an interrupted import raises in place of KeyboardInterrupt is not worth telling.
+    """
+    interrupt = Interrupt()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else we run under nohup
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        from stemma.commands.app import app
+
+        app()
+    except BaseException as end:
+        # typer turns KeyboardInterrupt into this status.
+        status = end.code if isinstance(end, SystemExit) else None
+        if interrupt.came or isinstance(end, KeyboardInterrupt) or status == INTERRUPTED:
+            leave()
+        raise
+    finally:
+        interrupt.over = True
+
+
+def leave() -> NoReturn:
+    """End the process now, with everything that was printed."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # nobody reads it any more, or it is closed
+            continue
+    os._exit(INTERRUPTED)

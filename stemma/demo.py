@@ -1,24 +1,18 @@
 """The example program behind `stemma demo`: a story is read once, then asked, titled and judged.
 
-Owns the program and how its run is shown. Called by the command line; a first program to read and
-change.
+Called by the command line; a first program to read and change.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 
 from rich.console import Console
-from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 import stemma as st
-from stemma.backend.local.backend import LocalBackend
-from stemma.backend.local.metrics import Stats
-from stemma.backend.local.model.default_model import resolve_model
-from stemma.interpreter.events import Event, Forked, Selected, TextAdded, VariableFinished
+from stemma.board import show_events, told
+from stemma.commands.loading import opened_backend
 
 STORY = (
     "The lighthouse at Grey Point had been dark for eleven years when Mara, a retired ship's "
@@ -63,71 +57,12 @@ def run_demo(model: str | None = None, *, seed: int = 0, console: Console | None
     Raises ModelLoadError and whatever the program raises.
     """
     console = console or Console()
-    source = resolve_model(model)
-    with console.status("Loading the model"):
-        backend = LocalBackend(source)
-    try:
+    with opened_backend(model, Console(stderr=True)) as backend:
         console.print(Text(STORY, style="dim"))
         console.print()
         started = time.perf_counter()
-        show_events(lighthouse.stream(backend=backend, seed=seed), console)
+        stream = lighthouse.stream(backend=backend, seed=seed)
+        show_events(stream, console)
         seconds = time.perf_counter() - started
-        for part in ("", backend.tree(), "", told(backend.stats(), seconds)):
+        for part in ("", backend.tree(), "", told(stream.state.usage, seconds)):
             console.print(part, highlight=False)
-    finally:
-        backend.close()
-
-
-def show_events(events: Iterable[Event], console: Console) -> None:
-    """Show a run: on a terminal all texts grow side by side, elsewhere each comes when finished."""
-    board = Board()
-    if console.is_terminal:
-        with Live(board, console=console, refresh_per_second=12):
-            for event in events:
-                board.take(event)
-        return
-    for event in events:
-        board.take(event)
-        if isinstance(event, VariableFinished):
-            console.print(board.line(event.branch), highlight=False, soft_wrap=True)
-
-
-class Board:
-    """The texts of a run, one row for each branch that wrote something."""
-
-    def __init__(self) -> None:
-        self.rows: dict[str, Text] = {}
-
-    def take(self, event: Event) -> None:
-        """Let an event change its branch's row."""
-        match event:
-            case Forked(children=children):
-                for child in children:
-                    self.rows[child] = Text()
-            case TextAdded(branch=branch, text=text, variable=str()):
-                self.rows.setdefault(branch, Text()).append(text)
-            case Selected(branch=branch, choice=choice, probabilities=probabilities):
-                share = f"  {probabilities[choice]:.0%} of {len(probabilities)} choices"
-                self.rows[branch] = Text(choice).append(share, style="dim")
-
-    def line(self, branch: str) -> Text:
-        """A branch's row as one line."""
-        return Text(f"{branch}  ", style="cyan").append_text(self.rows[branch])
-
-    def __rich__(self) -> Table:
-        table = Table.grid(padding=(0, 2))
-        table.add_column(style="cyan", no_wrap=True)
-        table.add_column()
-        for branch, text in self.rows.items():
-            table.add_row(branch, text)
-        return table
-
-
-def told(stats: Stats, seconds: float) -> Text:
-    """What the run took, in words."""
-    computed = stats.prompt_tokens - stats.cached_tokens
-    return Text(
-        f"{stats.prompt_tokens:,} prompt tokens: {stats.cached_tokens:,} came from the cache "
-        f"({stats.hit_rate:.0%}), {computed:,} were computed. {stats.output_tokens:,} tokens were "
-        f"written. {stats.steps:,} steps in {seconds:.1f} s."
-    )

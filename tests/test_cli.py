@@ -11,7 +11,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from stemma.cli import app, errors_told
+from stemma.commands.app import app
+from stemma.commands.endings import errors_told
 from stemma.lang.errors import ModelLoadError, Site, UnknownVariable
 
 

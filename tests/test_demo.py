@@ -5,17 +5,14 @@ from __future__ import annotations
 import io
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from stemma.demo import QUESTIONS, TITLES, Board, run_demo
-from stemma.interpreter.events import Forked, Selected, TextAdded
+from stemma.demo import QUESTIONS, TITLES, run_demo
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -42,46 +39,11 @@ def test_the_demo_shows_every_branch_the_tree_and_what_was_cached(tiny_model, te
     assert prompt / 2 < cached < prompt
 
 
-def test_texts_of_a_branch_grow_in_its_row() -> None:
-    board = Board()
-    for event in (
-        Forked("p", ("p/a", "p/b")),
-        TextAdded("p/b", "a literal"),
-        TextAdded("p/b", "one", "x"),
-        TextAdded("p/b", " two", "x"),
-        TextAdded("p", "yes", "choice"),
-        Selected("p", "choice", "yes", {"yes": 0.75, "no": 0.25}),
-    ):
-        board.take(event)
-    assert board.line("p/b").plain == "p/b  one two"
-    assert board.line("p").plain == "p  yes  75% of 2 choices"
-    assert list(board.rows) == ["p/a", "p/b", "p"]
-
-
 @pytest.mark.slow
 def test_the_default_model_answers_the_demo_questions(default_model_folder: Path) -> None:
     output = demo_output(default_model_folder)
-    assert "lighthouse/dog  The dog was named Biscuit." in output
-    assert "lighthouse  The story ends happily.  91% of 2 choices" in output
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_the_demo_without_a_traceback(default_model_folder: Path) -> None:
-    demo = subprocess.Popen(
-        [sys.executable, "-u", "-m", "stemma", "demo", "--model", str(default_model_folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd="/",
-    )
-    assert demo.stdout is not None
-    assert "Grey Point" in demo.stdout.readline()
-    interrupted = time.monotonic()
-    demo.send_signal(signal.SIGINT)
-    _, errors = demo.communicate(timeout=60)
-    assert demo.returncode == 130
-    assert errors == ""
-    assert time.monotonic() - interrupted < 15  # it takes one step; machines may be busy
+    assert "lighthouse/dog  answer  The dog was named Biscuit." in output
+    assert "lighthouse  ending  The story ends happily.  91% of 2 choices" in output
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def download(repo_id: str) -> Path:
     the way.
     """
     try:
-        if (folder := _cached(repo_id)) is not None:
+        if (folder := find_cached(repo_id)) is not None:
             return folder
         config = huggingface_hub.hf_hub_download(repo_id, "config.json")
         read_config(Path(config).parent)
@@ -71,7 +71,7 @@ def download(repo_id: str) -> Path:
     raise ModelLoadError(f"cannot fetch {repo_id}: {problem}") from reason
 
 
-def _cached(repo_id: str) -> Path | None:
+def find_cached(repo_id: str) -> Path | None:
     """The folder in the hub's cache, if an earlier fetch was not interrupted."""
     try:
         folder = Path(

@@ -1,0 +1,141 @@
+"""The commands that `stemma` takes: their options, their help, and where they go.
+
+Run by `stemma/cli.py`. What a command does is in a module of its own, imported when it is called,
+so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from stemma.commands.endings import errors_told
+from stemma.commands.settings import (
+    Json,
+    MaxTokens,
+    Model,
+    RunSettings,
+    Seed,
+    Show,
+    Temperature,
+    Timeout,
+    Tree,
+)
+
+app = typer.Typer(
+    name="stemma",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="A language for structured LLM programs, and a local engine that computes every shared "
+    "prefix once.",
+    epilog="""[bold]Examples[/]
+  stemma demo                          [dim]see what it is about[/]
+  stemma run tips.py --topic sleep     [dim]run a program with an argument[/]
+  stemma run tips.py --help            [dim]see the arguments it takes[/]
+  stemma chat -m path/or/hub-id        [dim]talk to a model[/]
+
+STEMMA_MODEL names the model where --model does not.
+Without both it is a small one, kept in STEMMA_CACHE.""",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"stemma {version('stemma-lm')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(
+    options_metavar="[OPTIONS]",
+    context_settings={"allow_extra_args": True, "allow_interspersed_args": False},
+)
+def run(
+    context: typer.Context,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE.py[:PROGRAM]",
+            help="The file, and which of its programs where it has several.",
+            show_default=False,
+        ),
+    ],
+    model: Model = None,
+    seed: Seed = None,
+    timeout: Timeout = None,
+    temperature: Temperature = None,
+    max_tokens: MaxTokens = None,
+    json: Json = False,
+    show: Show = False,
+    tree: Tree = False,
+) -> None:
+    """Run a program from a file and show its texts as they grow.
+
+    The program's own arguments come after the file, as options: [bold]stemma run FILE.py
+    --help[/] lists them.
+    """
+    settings = RunSettings(model, seed, timeout, temperature, max_tokens, json, show, tree)
+    from stemma.commands.run import run_target
+
+    run_target(target, context.args, settings)
+
+
+@app.command()
+def chat(
+    model: Model = None,
+    system: Annotated[
+        str, typer.Option(help="What the model is told before the conversation.")
+    ] = "",
+    temperature: Annotated[float, typer.Option(min=0)] = 0.7,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Of one answer.")] = 512,
+    seed: Seed = None,
+) -> None:
+    """Talk to a model; earlier turns are never computed again."""
+    with errors_told():
+        from stemma.commands.chat import chat
+        from stemma.lang.sampling import SamplingParams
+
+        sampling = SamplingParams(temperature=temperature)
+        chat(model, system, sampling=sampling, max_tokens=max_tokens, seed=seed)
+
+
+@app.command()
+def demo(
+    model: Model = None,
+    seed: Annotated[int, typer.Option(help="Another seed draws other samples.")] = 0,
+) -> None:
+    """Run an example program that forks, samples and selects; then show what was computed once."""
+    with errors_told():
+        from stemma.demo import run_demo
+
+        run_demo(model, seed=seed)
+
+
+@app.command()
+def doctor(
+    model: Model = None,
+    load: Annotated[
+        bool, typer.Option("--load/--no-load", help="Load the model, fetching it if need be.")
+    ] = False,
+) -> None:
+    """Tell what is installed, where a model would run, and what is missing."""
+    with errors_told():
+        from stemma.commands.doctor import examine
+
+        if not examine(model, load=load):
+            raise typer.Exit(1)

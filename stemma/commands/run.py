@@ -1,0 +1,122 @@
+"""`stemma run`: a program from a file, run with arguments from the command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import asdict, fields, is_dataclass
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.pretty import Pretty
+from rich.text import Text
+
+from stemma.board import show_events, told, visible
+from stemma.commands.arguments import program_command
+from stemma.commands.endings import errors_told
+from stemma.commands.loading import opened_backend
+from stemma.commands.program_file import choose_program, load_file, split_target
+from stemma.commands.settings import RunSettings
+from stemma.interpreter.program import Program
+from stemma.interpreter.state import ProgramState
+from stemma.lang.errors import StemmaError
+
+
+def run_target(target: str, arguments: Sequence[str], settings: RunSettings) -> None:
+    """Run the program that `target` means; `arguments` are the words after it.
+
+    Ends by SystemExit, as a command line does.
+    """
+    path, name = split_target(target)
+    # What the file prints must not get between the braces of --json.
+    quiet = settings.json or "--json" in arguments
+    with errors_told(path), redirect_stdout(sys.stderr) if quiet else nullcontext():
+        program = choose_program(load_file(path), path, name)
+
+    def act(given: dict[str, Any], settings: RunSettings) -> None:
+        settings.check()
+        with errors_told(path):
+            _run(program, given, settings)
+
+    command = program_command(program, settings, act)
+    command(args=list(arguments), prog_name=f"stemma run {target}")
+
+
+def _run(program: Program, arguments: Mapping[str, Any], settings: RunSettings) -> None:
+    with opened_backend(settings.model, Console(stderr=True)) as backend:
+        options = {
+            "backend": backend,
+            "sampling": settings.sampling(),
+            "seed": settings.seed,
+            "timeout": settings.timeout,
+        }
+        if settings.json:
+            with redirect_stdout(sys.stderr):
+                stream = program.stream(**arguments, **options)
+                for _ in stream:
+                    pass
+                result = outcome(stream.state)
+            typer.echo(json.dumps(result, ensure_ascii=False).encode())
+            return
+        console = Console()
+        started = time.perf_counter()
+        stream = program.stream(**arguments, **options)
+        board = show_events(stream, console)
+        seconds = time.perf_counter() - started
+        state = stream.state
+        if board.empty:
+            console.print(Text(visible(state.text())), soft_wrap=True)
+        if state.value is not None:
+            value = state.value
+            console.print()
+            console.print(
+                Text(visible(value)) if isinstance(value, str) else Pretty(value), soft_wrap=True
+            )
+        console.print()
+        console.print(told(state.usage, seconds).append(f" Seed {state.seed}."), style="dim")
+        if settings.show:
+            console.print()
+            console.print(getattr(state, "show", state.text)())
+        if settings.tree:
+            console.print()
+            console.print(backend.tree(), highlight=False)
+
+
+def outcome(state: ProgramState) -> dict[str, Any]:
+    """A finished run as JSON has it. `errors` is there only if a variable cannot be read."""
+    variables: dict[str, Any] = {}
+    errors: dict[str, str] = {}
+    for name in state.variables():
+        try:
+            variables[name] = as_json(state[name])
+        except StemmaError as error:
+            variables[name], errors[name] = None, str(error)
+    result = {
+        "variables": variables,
+        "value": as_json(state.value),
+        "usage": asdict(state.usage),
+        "seed": state.seed,
+        "text": state.text(),
+    }
+    return {**result, "errors": errors} if errors else result
+
+
+def as_json(value: Any) -> Any:
+    """The value in JSON's types; what has no such form becomes text."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if abs(value) < float("inf") else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): as_json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [as_json(each) for each in value]
+    if hasattr(value, "model_dump"):  # a pydantic model
+        return as_json(value.model_dump(mode="json"))
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: as_json(getattr(value, field.name)) for field in fields(value)}
+    return str(value)

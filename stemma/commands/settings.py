@@ -1,0 +1,97 @@
+"""The options that commands share, and those of `stemma run` as one value.
+
+Declared once, for the command line of `app.py` and for that of a program.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from stemma.lang.errors import InvalidArgument
+from stemma.lang.sampling import SamplingParams
+
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        help="A model folder, a GGUF file or a hub id. Without it: STEMMA_MODEL, else the default "
+        "model, fetched once (93 MB).",
+        show_default=False,
+    ),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", help="Of all draws; the same seed draws the same.", show_default=False),
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option(
+        "--temperature",
+        min=0,
+        help="Of generations that say none themselves; 0 takes the most probable token.",
+        show_default=False,
+    ),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens",
+        min=0,
+        help="Of generations that say none themselves.",
+        show_default=False,
+    ),
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option("--timeout", help="Seconds, then the run is ended.", show_default=False),
+]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="Print one JSON object (variables, value, usage, seed, text) and no more."
+    ),
+]
+Show = Annotated[bool, typer.Option("--show", help="Show at the end what ran, branch by branch.")]
+Tree = Annotated[bool, typer.Option("--tree", help="Show at the end the tree of cached prefixes.")]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """The options of `stemma run` that are not the program's."""
+
+    model: Model = None
+    seed: Seed = None
+    timeout: Timeout = None
+    temperature: Temperature = None
+    max_tokens: MaxTokens = None
+    json: Json = False
+    show: Show = False
+    tree: Tree = False
+
+    def check(self) -> None:
+        """Raise BadParameter for what cannot be meant, before anything is loaded."""
+        if self.timeout is not None and not self.timeout > 0:
+            raise _bad("--timeout", f"{self.timeout:g} s: must be above 0")
+        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
+            raise _bad("--seed", f"{self.seed}: must be an integer of 64 bits")
+        if self.json and (self.show or self.tree):
+            raise _bad("--json", "prints nothing else: leave out --show and --tree")
+        self.sampling()
+
+    def sampling(self) -> SamplingParams | None:
+        """The defaults of the run's generations."""
+        if self.temperature is None and self.max_tokens is None:
+            return None
+        temperature = 1.0 if self.temperature is None else self.temperature
+        try:
+            return SamplingParams(temperature=temperature, max_tokens=self.max_tokens)
+        except InvalidArgument as error:  # nan, for one, is no less than the least
+            raise _bad("--temperature", str(error)) from error
+
+
+def _bad(option: str, message: str) -> typer.BadParameter:
+    return typer.BadParameter(message, param_hint=option)

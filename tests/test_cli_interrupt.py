@@ -1,0 +1,137 @@
+"""Ctrl-C ends a command at once: status 130, no traceback, the terminal as it was."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli_for_tests import Piped, Typed
+
+# A machine at rest needs far less; a busy one must still not wait for what takes a minute.
+AT_ONCE = 15.0
+
+PROGRAM = """
+import time
+import stemma as st
+
+print("loaded", flush=True)
+
+@st.function
+def program(s, how: str):
+    s += "Once upon a time"
+    if how == "asleep":
+        print("asleep", flush=True)
+        time.sleep(600)
+    for _ in range(1000):
+        s += st.gen("x", max_tokens=5, ignore_eos=True)
+        s["x"]
+"""
+
+
+def end_in_time(command: Piped) -> None:
+    started = time.monotonic()
+    command.interrupt()
+    status, _, errors = command.end()
+    assert (status, errors) == (130, "")
+    assert time.monotonic() - started < AT_ONCE
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return str(tmp_path / "program.py")
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Any) -> str:
+    return str(tiny_model(max_position_embeddings=16384))
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.1, 0.3, 0.6, 1.0])
+def test_while_libraries_and_model_are_loaded(pause: float, program: str, model: str) -> None:
+    command = Piped("run", "--model", model, program, "--how", "awake")
+    command.out.read_until("loaded")
+    time.sleep(pause)
+    end_in_time(command)
+
+
+def test_while_the_model_writes(program: str, model: str) -> None:
+    command = Piped("run", "--model", model, program, "--how", "awake")
+    command.out.read_until("program  x  ")
+    end_in_time(command)
+
+
+def test_while_the_program_does_something_else(program: str, model: str) -> None:
+    command = Piped("run", "--model", model, program, "--how", "asleep")
+    command.out.read_until("asleep")
+    end_in_time(command)
+
+
+def test_with_json(program: str, model: str) -> None:
+    command = Piped("run", "--json", "--model", model, program, "--how", "asleep")
+    command.err.read_until("asleep\n")
+    started = time.monotonic()
+    command.interrupt()
+    assert command.end() == (130, "", "")
+    assert time.monotonic() - started < AT_ONCE
+
+
+def test_on_a_terminal_the_cursor_comes_back(program: str, model: str) -> None:
+    command = Typed("run", "--model", model, program, "--how", "awake")
+    text = command.screen.read_until("program\x1b[0m\x1b[36m")
+    command.type("\x03")
+    status, rest = command.end()
+    assert status == 130
+    assert "Traceback" not in rest
+    text += rest
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+
+
+def test_a_program_that_swallows_the_first_is_ended_by_the_second(tmp_path: Path) -> None:
+    (tmp_path / "stubborn.py").write_text(
+        "import time\n"
+        "try:\n"
+        "    print('loaded', flush=True)\n"
+        "    time.sleep(600)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('no', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    command = Piped("run", "stubborn.py", cwd=tmp_path)
+    command.out.read_until("loaded")
+    command.interrupt()
+    command.out.read_until("no")
+    end_in_time(command)
+
+
+def test_a_forward_pass_under_way_is_not_waited_for(tiny_model: Any, tmp_path: Path) -> None:
+    (tmp_path / "long.py").write_text(
+        "import stemma as st\n"
+        "@st.function\n"
+        "def program(s):\n"
+        "    print('begun', flush=True)\n"
+        "    s += 'word ' * 200_000 + st.gen('x', max_tokens=1)\n"
+    )
+    model = tiny_model(max_position_embeddings=1 << 20)
+    command = Piped("run", "--model", str(model), "long.py", cwd=tmp_path)
+    command.out.read_until("begun")
+    time.sleep(1)
+    end_in_time(command)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seen", ["Grey Point", "lighthouse/dog"])
+def test_the_demo(seen: str, default_model_folder: Path) -> None:
+    command = Piped("demo", "--model", str(default_model_folder))
+    command.out.read_until(seen)
+    end_in_time(command)
+
+
+@pytest.mark.slow
+def test_the_doctor(default_model_folder: Path) -> None:
+    command = Piped("doctor", "--load")
+    time.sleep(2)
+    end_in_time(command)
