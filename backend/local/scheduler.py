@@ -11,7 +11,7 @@ policy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from stemma.backend.local.batch import Entry
@@ -36,16 +36,26 @@ arrival.
 
 @dataclass(slots=True)
 class Step:
-    """The requests of one forward pass; `entries[i]` says what `requests[i]` computes."""
+    """The requests of one forward pass; `entries[i]` says what `requests[i]` computes.
+
+    slots: those that prompts of the step fill. Two requests that fill the same one share its row.
+    """
 
     requests: list[Request] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
+    slots: set[int] = field(default_factory=set)
 
     def add(self, request: Request, end: int) -> None:
         request.scheduled_end = end
         tokens, table = request.tokens.view(end), request.table.view(end)
         self.requests.append(request)
         self.entries.append(Entry(token_ids=tokens, table=table, computed=request.computed))
+
+    def fill(self, slots: Sequence[int]) -> int:
+        """Take note of a request's slots; how many leading ones another request fills already."""
+        shared = next((i for i, slot in enumerate(slots) if slot not in self.slots), len(slots))
+        self.slots.update(slots[shared:])
+        return shared
 
 
 class Scheduler:
@@ -172,7 +182,9 @@ class Scheduler:
         if not room:
             end = start  # no rows of its own now, but those it shares still belong to the step
         self.memory.publish(request, min(end, request.publish_end))
-        request.count(start, end, cached=False)
+        own = start + step.fill(request.table.view(end)[start:].tolist())
+        request.count(start, own, cached=True)
+        request.count(own, end, cached=False)
         # Pending rows of others may reach further than the rows of a part may.
         stop = end if end == request.known_end else min(end, request.draws_from)
         if stop > request.computed:
