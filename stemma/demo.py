@@ -64,5 +64,7 @@ def run_demo(model: str | None = None, *, seed: int = 0, console: Console | None
         stream = lighthouse.stream(backend=backend, seed=seed)
         show_events(stream, console)
         seconds = time.perf_counter() - started
-        for part in ("", backend.tree(), "", told(stream.state.usage, seconds)):
-            console.print(part, highlight=False)
+        console.print()
+        console.print(backend.tree(), highlight=False)
+        console.print()
+        console.print(told(stream.state.usage, seconds), soft_wrap=True)

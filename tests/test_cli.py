@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -14,16 +14,7 @@ from typer.testing import CliRunner
 from stemma.commands.app import app
 from stemma.commands.endings import errors_told
 from stemma.lang.errors import ModelLoadError, Site, UnknownVariable
-
-
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "stemma", *arguments],
-        capture_output=True,
-        text=True,
-        cwd="/",
-        env={**os.environ, **environment},
-    )
+from tests.cli_for_tests import run_stemma
 
 
 def test_version_is_the_installed_one() -> None:
@@ -32,10 +23,28 @@ def test_version_is_the_installed_one() -> None:
     assert result.output == f"stemma {version('stemma-lm')}\n"
 
 
-def test_help_names_the_commands() -> None:
-    result = CliRunner().invoke(app, ["--help"])
+def test_help_is_one_screen_with_a_line_for_each_command_and_examples() -> None:
+    result = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"})
     assert result.exit_code == 0
-    assert "demo" in result.output
+    assert len(result.output.strip().splitlines()) < 40
+    for name in ("run", "chat", "demo", "doctor"):
+        assert len(re.findall(rf"^│ {name} .*\. *│$", result.output, re.MULTILINE)) == 1
+        assert re.search(rf"^ +stemma {name}\b", result.output, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "demo", "doctor"])
+def test_help_of_a_command_needs_no_model_library(command: str) -> None:
+    code = f"""
+import sys
+from stemma.commands.app import app
+try:
+    app([{command!r}, "--help"])
+except SystemExit as end:
+    print(end.code, sorted({{"torch", "transformers", "asyncio"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/")
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[-1] == "0 []"
 
 
 def test_an_unknown_option_is_a_usage_error() -> None:
@@ -43,7 +52,7 @@ def test_an_unknown_option_is_a_usage_error() -> None:
 
 
 def test_a_missing_model_is_one_message_without_a_traceback() -> None:
-    result = run("demo", "--model", "/not/there")
+    result = run_stemma("demo", "--model", "/not/there")
     assert result.returncode == 1
     assert result.stdout == ""
     assert result.stderr.startswith("error: there is no model at /not/there: ")
@@ -51,7 +60,7 @@ def test_a_missing_model_is_one_message_without_a_traceback() -> None:
 
 
 def test_the_model_of_the_environment_is_taken() -> None:
-    result = run("demo", STEMMA_MODEL="/nor/here")
+    result = run_stemma("demo", STEMMA_MODEL="/nor/here")
     assert result.returncode == 1
     assert "/nor/here" in result.stderr
 

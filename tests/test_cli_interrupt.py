@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -50,7 +53,7 @@ def model(tiny_model: Any) -> str:
     return str(tiny_model(max_position_embeddings=16384))
 
 
-@pytest.mark.parametrize("pause", [0.0, 0.1, 0.3, 0.6, 1.0])
+@pytest.mark.parametrize("pause", [0.0, 0.2, 0.8])
 def test_while_libraries_and_model_are_loaded(pause: float, program: str, model: str) -> None:
     command = Piped("run", "--model", model, program, "--how", "awake")
     command.out.read_until("loaded")
@@ -120,6 +123,58 @@ def test_a_forward_pass_under_way_is_not_waited_for(tiny_model: Any, tmp_path: P
     command.out.read_until("begun")
     time.sleep(1)
     end_in_time(command)
+
+
+# What the process does around a command; `command` is its body in Python.
+
+
+def process_around(command: str) -> list[str]:
+    lines = [
+        "import atexit, os, signal, sys, types, stemma.cli",
+        "interrupt = lambda: os.kill(os.getpid(), signal.SIGINT)",
+        "commands = sys.modules['stemma.commands.app'] = types.ModuleType('stemma.commands.app')",
+        "def app():",
+        *(f"    {line}" for line in command.splitlines()),
+        "commands.app = app",
+        "print('begun', flush=True)",
+        "stemma.cli.main()",
+        "print('went on')",
+    ]
+    return [sys.executable, "-c", "\n".join(lines)]
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        ("interrupt()", 130),
+        ("try: interrupt()\nexcept KeyboardInterrupt: raise ImportError('half loaded')", 130),
+        ("try: interrupt()\nexcept KeyboardInterrupt: sys.exit(3)", 130),
+        ("try: interrupt()\nexcept KeyboardInterrupt: interrupt()", 130),
+        ("raise KeyboardInterrupt", 130),
+        ("atexit.register(interrupt)\nsys.exit(0)", 130),
+        ("sys.exit(3)", 3),
+    ],
+)
+def test_however_it_surfaces_it_is_status_130_and_no_traceback(command: str, status: int) -> None:
+    done = subprocess.run(process_around(command), capture_output=True, text=True, cwd="/")
+    assert (done.returncode, done.stdout, done.stderr) == (status, "begun\n", "")
+
+
+def test_a_defect_that_no_interrupt_has_caused_keeps_its_traceback() -> None:
+    done = subprocess.run(process_around("1 / 0"), capture_output=True, text=True, cwd="/")
+    assert done.returncode == 1
+    assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
+
+
+def test_where_interrupts_are_ignored_they_stay_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as nohup does; a child inherits it
+    try:
+        done = subprocess.run(
+            process_around("interrupt()"), capture_output=True, text=True, cwd="/"
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "begun\nwent on\n", "")
 
 
 @pytest.mark.slow

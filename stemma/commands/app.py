@@ -6,7 +6,6 @@ so that `--help` is quick.
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -37,6 +36,7 @@ app = typer.Typer(
   stemma run tips.py --topic sleep     [dim]run a program with an argument[/]
   stemma run tips.py --help            [dim]see the arguments it takes[/]
   stemma chat -m path/or/hub-id        [dim]talk to a model[/]
+  stemma doctor --load                 [dim]try whether all is well[/]
 
 STEMMA_MODEL names the model where --model does not.
 Without both it is a small one, kept in STEMMA_CACHE.""",
@@ -45,6 +45,8 @@ Without both it is a small one, kept in STEMMA_CACHE.""",
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"stemma {version('stemma-lm')}")
         raise typer.Exit
 
@@ -105,7 +107,11 @@ def chat(
     max_tokens: Annotated[int, typer.Option(min=1, help="Of one answer.")] = 512,
     seed: Seed = None,
 ) -> None:
-    """Talk to a model; earlier turns are never computed again."""
+    """Talk to a model; earlier turns are never computed again.
+
+    A line is a message; /help lists the commands. Ctrl-C stops an answer, Ctrl-D ends. Without a
+    terminal the messages are the lines of standard input.
+    """
     with errors_told():
         from stemma.commands.chat import chat
         from stemma.lang.sampling import SamplingParams
@@ -119,7 +125,10 @@ def demo(
     model: Model = None,
     seed: Annotated[int, typer.Option(help="Another seed draws other samples.")] = 0,
 ) -> None:
-    """Run an example program that forks, samples and selects; then show what was computed once."""
+    """Run an example program that forks, samples and selects.
+
+    At the end comes the tree of what was computed, each prefix once.
+    """
     with errors_told():
         from stemma.demo import run_demo
 
@@ -133,7 +142,10 @@ def doctor(
         bool, typer.Option("--load/--no-load", help="Load the model, fetching it if need be.")
     ] = False,
 ) -> None:
-    """Tell what is installed, where a model would run, and what is missing."""
+    """Tell what is installed, where a model would run, what is missing.
+
+    The exit status is 1 if something is.
+    """
     with errors_told():
         from stemma.commands.doctor import examine
 

@@ -77,7 +77,8 @@ def _run(program: Program, arguments: Mapping[str, Any], settings: RunSettings) 
                 Text(visible(value)) if isinstance(value, str) else Pretty(value), soft_wrap=True
             )
         console.print()
-        console.print(told(state.usage, seconds).append(f" Seed {state.seed}."), style="dim")
+        summary = told(state.usage, seconds).append(f" Seed {state.seed}.")
+        console.print(summary, style="dim", soft_wrap=True)
         if settings.show:
             console.print()
             console.print(getattr(state, "show", state.text)())
