@@ -5,21 +5,20 @@ Used by `Program.run_batch`. A thread per item at work, because a plain body blo
 
 from __future__ import annotations
 
+import contextvars
 import threading
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from stemma.interpreter.progress import BatchProgress
 from stemma.interpreter.run import SETTLE_S, Run
 from stemma.interpreter.state import ProgramState
-from stemma.lang.errors import Cancelled, InvalidArgument
+from stemma.lang.errors import InvalidArgument
 from stemma.lang.sampling import derive_seed
 
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
-BatchItem = Mapping[str, Any] | tuple[Any, ...]
+BatchItem = Mapping[str, Any] | tuple[Any, ...] | list[Any]
+Result = ProgramState | BaseException
 Prepare = Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[Run, Callable[[], ProgramState]]]
 
 # Threads that mostly wait; enough to fill the engine's steps.
@@ -27,96 +26,149 @@ AUTO_THREADS = 64
 
 
 class Batch:
-    """`prepare(args, kwargs)` makes the run of one item and a function that runs it to the end."""
+    """Runs the items while it is iterated; gives their results in order.
+
+    prepare: `prepare(args, kwargs)` makes the run of one item and a function that runs it to the
+        end.
+    items: taken one by one, when there is a thread for the next.
+    lazy: work only a little ahead of the reader, as far as two items per thread.
+    stop_at_error: raise the first error, after the rest has stopped; otherwise errors are results.
+    """
 
     def __init__(
-        self, prepare: Prepare, items: Sequence[BatchItem], options: Mapping[str, Any]
+        self,
+        prepare: Prepare,
+        items: Iterable[BatchItem],
+        options: Mapping[str, Any],
+        *,
+        num_threads: int | Literal["auto"],
+        progress: bool,
+        stop_at_error: bool,
+        lazy: bool = False,
     ) -> None:
-        self._prepare = prepare
-        self._items = items
-        self._options = options
-        self._todo = deque(range(len(items)))
-        self._results: list[ProgramState | BaseException] = [Cancelled("not started")] * len(items)
-        self._running: dict[int, Run] = {}
-        self._first_error: BaseException | None = None
-        self._stopped = False
-
-    def run(
-        self, num_threads: int | Literal["auto"], *, progress: bool, stop_at_error: bool
-    ) -> list[ProgramState | BaseException]:
-        """Everything, to the end; with `stop_at_error`, to the first error."""
         count = AUTO_THREADS if num_threads == "auto" else num_threads
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise InvalidArgument(f"num_threads={num_threads!r}: must be at least 1, or 'auto'")
-        with _bar(progress) as bar:
-            task = bar.add_task("run_batch", total=len(self._items)) if bar is not None else None
+        self._total = len(items) if isinstance(items, Sized) else None
+        self._threads = count if self._total is None else max(1, min(count, self._total))
+        self._prepare = prepare
+        self._items = iter(items)
+        self._options = options
+        self._progress = BatchProgress(self._total) if progress else None
+        self._stop_at_error = stop_at_error
+        self._ahead = 2 * self._threads if lazy else None
+        # What follows changes under the condition only.
+        self._changed = threading.Condition()
+        self._results: dict[int, Result] = {}
+        self._running: dict[int, Run] = {}
+        self._begun = self._given = 0
+        self._exhausted = False
+        self._stopped: BaseException | None = None
 
-            def work() -> None:
-                while (index := self._next()) is not None:
-                    try:
-                        self._results[index] = self._run_item(index)
-                    except BaseException as error:
-                        self._results[index] = error
-                        if stop_at_error:
-                            self._stop(error)
-                    if bar is not None and task is not None:
-                        bar.advance(task)
-
-            threads = [
-                threading.Thread(target=work, name=f"stemma-batch-{i}", daemon=True)
-                for i in range(min(count, len(self._items)))
-            ]
+    def __iter__(self) -> Iterator[Result]:
+        threads = [
+            threading.Thread(
+                target=contextvars.copy_context().run,
+                args=(self._work,),
+                name=f"stemma-batch-{i}",
+                daemon=True,
+            )
+            for i in range(self._threads)
+        ]
+        with self._progress or nullcontext():
             try:
                 for thread in threads:
                     thread.start()
-                for thread in threads:
-                    thread.join()
-            except BaseException as error:  # Ctrl-C
+                while (result := self._take()) is not None:
+                    yield result
+            except BaseException as error:  # Ctrl-C, or the reader has had enough
                 self._stop(error)
                 for thread in threads:
-                    thread.join(SETTLE_S)
+                    thread.join(0 if isinstance(error, GeneratorExit) else SETTLE_S)
                 raise
-        if self._first_error is not None:
-            raise self._first_error
-        return self._results
+            for thread in threads:
+                thread.join()
+        if self._stopped is not None:
+            raise self._stopped
 
-    def _next(self) -> int | None:
-        try:
-            return None if self._stopped else self._todo.popleft()
-        except IndexError:
-            return None
+    def _take(self) -> Result | None:
+        """The next result in order; None at the end, or where an error ends all."""
+        with self._changed:
+            self._changed.wait_for(self._has_next)
+            result = self._results.pop(self._given, None)
+            if result is None or (isinstance(result, BaseException) and self._stop_at_error):
+                return None
+            self._given += 1
+            self._changed.notify_all()
+            return result
 
-    def _run_item(self, index: int) -> ProgramState:
-        item = self._items[index]
+    def _has_next(self) -> bool:
+        all_given = self._exhausted and self._given == self._begun
+        return self._given in self._results or self._stopped is not None or all_given
+
+    def _work(self) -> None:
+        """A thread's life."""
+        while (begun := self._begin()) is not None:
+            index, item = begun
+            try:
+                result: Result = self._run_item(index, item)
+            except BaseException as error:
+                result = error
+                if self._stop_at_error:
+                    self._stop(error)
+            with self._changed:
+                self._results[index] = result
+                if self._progress is not None:
+                    self._progress.advance(result)
+                self._changed.notify_all()
+
+    def _begin(self) -> tuple[int, BatchItem] | None:
+        with self._changed:
+            self._changed.wait_for(self._may_begin)
+            if self._stopped is not None or self._exhausted:
+                return None
+            try:
+                item = next(self._items)
+            except StopIteration:
+                self._exhausted = True
+                self._changed.notify_all()
+                return None
+            except BaseException as error:  # of the program's own iterator: there are no more items
+                self._stop(error)
+                return None
+            self._begun += 1
+            return self._begun - 1, item
+
+    def _may_begin(self) -> bool:
+        over = self._stopped is not None or self._exhausted
+        return over or self._ahead is None or self._begun < self._given + self._ahead
+
+    def _run_item(self, index: int, item: BatchItem) -> ProgramState:
         options = dict(self._options)
         if options.get("seed") is not None:
             options["seed"] = derive_seed(options["seed"], index)
         if isinstance(item, Mapping):
             run, execute = self._prepare((), {**options, **item})
-        elif isinstance(item, tuple):
-            run, execute = self._prepare(item, options)
+        elif isinstance(item, tuple | list):
+            run, execute = self._prepare(tuple(item), options)
         else:
             raise InvalidArgument(
-                f"run_batch: item {index} must be a dict or a tuple, not {item!r}"
+                f"run_batch: item {index} must be a dict, a tuple or a list, not {item!r}"
             )
-        self._running[index] = run
-        try:
-            if self._stopped:
+        with self._changed:
+            self._running[index] = run
+            if self._stopped is not None:
                 run.cancel()
+        try:
             return execute()
         finally:
-            del self._running[index]
+            with self._changed:
+                del self._running[index]
 
     def _stop(self, error: BaseException) -> None:
-        if not self._stopped:
-            self._first_error, self._stopped = error, True
-        for run in tuple(self._running.values()):
-            run.cancel()
-
-
-def _bar(wanted: bool) -> Progress | nullcontext[None]:
-    if not wanted:
-        return nullcontext()
-    from rich.progress import Progress
-
-    return Progress(transient=True)
+        with self._changed:
+            if self._stopped is None:
+                self._stopped = error
+            for run in self._running.values():
+                run.cancel()
+            self._changed.notify_all()

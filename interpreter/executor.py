@@ -99,10 +99,16 @@ class Executor:
         """True if all that was queued is done. False may also mean that this is not known yet."""
         return self._rested is self._queued
 
-    def child(self, name: str, ordinal: int, index: int) -> Executor:
-        """An executor that starts where a `Fork` with it is reached; which fork, which of it."""
-        key = derive_seed(self.key, _OF_BRANCH, ordinal, index)
-        return Executor(self.run, f"{self.label}/{name}", key)
+    def child(self, name: str, ordinal: int, index: int, seed: int | None = None) -> Executor:
+        """An executor that starts where a `Fork` with it is reached; which fork, which of it.
+
+        seed: what its key derives from instead of this one's key and the fork.
+        """
+        if seed is None:
+            key = derive_seed(self.key, _OF_BRANCH, ordinal, index)
+        else:
+            key = derive_seed(seed, _OF_BRANCH, index)
+        return type(self)(self.run, f"{self.label}/{name}", key)
 
     def rest(self) -> Variable:
         """A variable that is resolved once all that is queued now is done, or never will be."""

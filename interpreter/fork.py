@@ -6,13 +6,16 @@ Belongs to the program that forked; the branches themselves are ordinary states.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, overload
+from typing import Any, Literal, get_args, overload
 
 from stemma.interpreter.events import Joined
 from stemma.interpreter.state import ProgramState
+from stemma.interpreter.transcript import Piece
 from stemma.interpreter.variable import Variable
 from stemma.lang.errors import InvalidArgument, UnknownVariable
-from stemma.lang.ops import Expr
+from stemma.lang.ops import Chain, Expr, Operation, RoleBegin, RoleEnd, Text
+
+JoinMode = Literal["gather_variable", "concate_and_append"]
 
 
 class Forks(Sequence[ProgramState]):
@@ -79,31 +82,49 @@ class Forks(Sequence[ProgramState]):
         """`await forks.get("x")` is `forks["x"]` for async programs."""
         return [await state.get(name) for state in self._states]
 
-    def join(self) -> dict[str, list[Any]]:
+    def join(self, mode: JoinMode = "gather_variable") -> dict[str, list[Any]]:
         """Wait for all branches and hand what they defined to the parent, as lists aligned with the
         branches.
 
         Returns those lists by variable. A branch's error is raised here. A variable that some
         branch lacks raises UnknownVariable, naming both; of a branch that was cancelled, None
         stands for what it did not finish. The branches stay usable.
+
+        mode: "concate_and_append" appends what the branches wrote since the fork to the parent
+        instead, one after the other, as text; variables stay where they are.
         """
+        _check_mode(mode)
         for state in self._states:
             state._run.wait(state._executor.rest())
-        return self._gather()
+        return self._join(mode)
 
-    async def ajoin(self) -> dict[str, list[Any]]:
+    async def ajoin(self, mode: JoinMode = "gather_variable") -> dict[str, list[Any]]:
         """`join` for async programs."""
+        _check_mode(mode)
         for state in self._states:
             await state._executor.rest().wait_async()
-        return self._gather()
+        return self._join(mode)
 
-    def _gather(self) -> dict[str, list[Any]]:
+    def _join(self, mode: JoinMode) -> dict[str, list[Any]]:
         failed = [s for s in self._states if s._executor.error and not s._executor.on_purpose]
         for state in failed:
             assert state._executor.error is not None
             self._parent._run.note_seen(state._executor.error)
         if failed:
             failed[0]._raise_failure()
+        if mode == "gather_variable":
+            return self._gather()
+        written = (piece for s in self._states for piece in s._executor.transcript.own)
+        self._parent.append(Chain(tuple(_again(piece) for piece in written if piece.text)))
+        self._tell_joined(())
+        return {}
+
+    def _tell_joined(self, names: Sequence[str]) -> None:
+        if (feed := self._parent._run.feed) is not None:
+            labels = tuple(state.label for state in self._states)
+            feed.put(Joined(self._parent.label, labels, tuple(names)))
+
+    def _gather(self) -> dict[str, list[Any]]:
         names = list(dict.fromkeys(name for state in self._states for name in state._own))
         columns = {name: [_defined(state, name) for state in self._states] for name in names}
         for name, column in columns.items():
@@ -112,11 +133,23 @@ class Forks(Sequence[ProgramState]):
                 raw=[variable.raw for variable in column],
                 meta=[variable.meta for variable in column],
             )
-        feed = self._parent._run.feed
-        if feed is not None:
-            labels = tuple(state.label for state in self._states)
-            feed.put(Joined(self._parent.label, labels, tuple(names)))
+        self._tell_joined(names)
         return {name: [variable.value for variable in column] for name, column in columns.items()}
+
+
+def _check_mode(mode: object) -> None:
+    if mode not in get_args(JoinMode):
+        raise InvalidArgument(
+            f"join(mode={mode!r}): must be one of {', '.join(get_args(JoinMode))}"
+        )
+
+
+def _again(piece: Piece) -> Operation:
+    """What appends the text of a piece once more: generated text becomes a literal."""
+    match piece.operation:
+        case Text() | RoleBegin() | RoleEnd():
+            return piece.operation
+    return Text(piece.text)
 
 
 def _defined(state: ProgramState, name: str) -> Variable:

@@ -6,8 +6,7 @@ Pure functions of a flight and its results; the executor writes and resolves wha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from stemma.backend.base import ChoiceScore, Completion, ScoredChoices
 from stemma.interpreter.flight import Flight
@@ -19,8 +18,7 @@ from stemma.lang.ops import Gen, Score, Select
 from stemma.lang.reasoning import Part
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(NamedTuple):
     """What a variable becomes. The variable of an operation that nobody can read is None."""
 
     variable: Variable | None
@@ -33,8 +31,7 @@ class Value:
             self.variable.finish(self.value, raw=self.raw, meta=self.meta)
 
 
-@dataclass(frozen=True, slots=True)
-class Landing:
+class Landing(NamedTuple):
     """The pieces that the branch has grown by, and the values that can be read now."""
 
     pieces: tuple[Piece, ...]
@@ -43,6 +40,8 @@ class Landing:
 
 def land_generation(flight: Flight, operation: Gen, results: list[Completion]) -> Landing:
     """One completion, or one per sample: the branch goes on with the first."""
+    if len(results) == 1 and flight.marks is None:
+        return _text_landed(flight, operation, results[0].text, Meta.of(results[0]))
     metas = tuple(Meta.of(completion) for completion in results)
     parted = [flight.parts(completion.text) for completion in results]
     variable = flight.variable
@@ -71,10 +70,7 @@ def land_choice(
     decision = decide(operation.method, [choice.logprobs for choice in scored.choices], base)
     meta = SelectMeta.of(operation.method, decision, scored.choices, scored.usage)
     winner = scored.choices[decision.index]
-    name, text = operation.name, winner.text
-    reads = ((name, text),) if name is not None else ()
-    piece = Piece(text, operation, name, reads=reads, metas=(meta,))
-    return Landing((piece,), (Value(flight.variable, text, text, meta),)), winner, meta
+    return _text_landed(flight, operation, winner.text, meta), winner, meta
 
 
 def land_score(flight: Flight, operation: Score, scored: ScoredChoices) -> Landing:
@@ -83,6 +79,16 @@ def land_score(flight: Flight, operation: Score, scored: ScoredChoices) -> Landi
     reads = ((operation.name, choice),) if operation.name is not None else ()
     piece = Piece("", operation, reads=reads, metas=(meta,))
     return Landing((piece,), (Value(flight.variable, choice, choice.text, meta),))
+
+
+def _text_landed(
+    flight: Flight, operation: Gen | Select, text: str, meta: Meta | SelectMeta
+) -> Landing:
+    """The common case: one text, which is the value of one variable."""
+    name = operation.name
+    reads = ((name, text),) if name is not None else ()
+    piece = Piece(text, operation, name, "answer", reads, (meta,))
+    return Landing((piece,), (Value(flight.variable, text, text, meta),))
 
 
 def broken_off(flight: Flight, text: str) -> list[Piece]:

@@ -12,9 +12,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from stemma.backend.base import Backend
-from stemma.interpreter.transcript import Message
+from stemma.interpreter.conversation import conversation_of
 from stemma.lang.errors import InvalidArgument, UnsupportedByBackend
-from stemma.lang.sampling import SamplingParams
+from stemma.lang.ops import Chain
+from stemma.lang.sampling import SamplingParams, check_seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,9 @@ class RunOptions:
                 raise UnsupportedByBackend(f"run({name}=...) is not built yet")
         if self.timeout is not None and not self.timeout > 0:
             raise InvalidArgument(f"timeout={self.timeout!r}: must be above 0 seconds, or None")
-        if self.seed is not None and not (
-            isinstance(self.seed, int) and -(2**63) <= self.seed < 2**63
-        ):
-            raise InvalidArgument(f"seed={self.seed!r}: must be an integer of 64 bits, or None")
+        if not isinstance(self.salt, str):
+            raise InvalidArgument(f"salt={self.salt!r}: must be a string")
+        check_seed(self.seed)
 
 
 RUN_OPTIONS = tuple(field.name for field in fields(RunOptions))
@@ -72,7 +72,7 @@ class Call:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     options: RunOptions
-    messages: Sequence[Message] = ()
+    messages: tuple[Chain, ...] = ()
 
 
 def refuse_reserved(name: str, parameters: Sequence[str]) -> None:
@@ -99,7 +99,7 @@ def take_apart(
     own: dict[str, Any] = {}
     options: dict[str, Any] = {}
     sampling: dict[str, Any] = {}
-    messages: Sequence[Message] = ()
+    messages: tuple[Chain, ...] = ()
     unknown: list[str] = []
     for key, value in kwargs.items():
         if key in RUN_OPTIONS:
@@ -107,7 +107,7 @@ def take_apart(
         elif key in named or takes_any:
             own[key] = value
         elif key == "messages":
-            messages = value
+            messages = conversation_of(value if value is not None else ())
         elif _RENAMED.get(key, key) in _SAMPLING:
             if value is not None:
                 sampling[_RENAMED.get(key, key)] = value

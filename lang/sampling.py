@@ -172,6 +172,12 @@ def _refuse(name: str, value: object, wanted: str) -> NoReturn:
     raise InvalidArgument(f"{name}={value!r}: must be {wanted}")
 
 
+def check_seed(seed: object) -> None:
+    """Of a run or a fork. Raises InvalidArgument."""
+    if seed is not None and not (isinstance(seed, int) and -(2**63) <= seed < 2**63):
+        _refuse("seed", seed, "an integer of 64 bits, or None")
+
+
 def derive_seed(seed: int, *path: int) -> int:
     """A seed of its own for each place in a program: a hash of `seed` and the path to the place. 63
     bits.

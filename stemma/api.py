@@ -32,9 +32,11 @@ from stemma.interpreter.events import (
 )
 from stemma.interpreter.fork import Forks
 from stemma.interpreter.meta import ChoiceMeta, Meta, ScoreMeta, SelectMeta
+from stemma.interpreter.picture import Picture, Segment
 from stemma.interpreter.program import Program, function
 from stemma.interpreter.state import ProgramState
 from stemma.interpreter.stream import Stream
+from stemma.interpreter.trace import Outline, Trace
 from stemma.lang.choices import (
     ChoicesMethod,
     greedy_token_selection,
@@ -87,18 +89,22 @@ __all__ = [
     "MockBackend",
     "Namespace",
     "OpenAI",
+    "Outline",
+    "Picture",
     "Program",
     "ProgramState",
     "Runtime",
     "RuntimeEndpoint",
     "SamplingParams",
     "ScoreMeta",
+    "Segment",
     "SelectMeta",
     "Selected",
     "StemmaError",
     "Stream",
     "TextAdded",
     "TokenLogprob",
+    "Trace",
     "Usage",
     "VariableFinished",
     "VariableStarted",

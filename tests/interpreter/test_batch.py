@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import os
+import re
 import threading
 import time
+from collections.abc import Iterator
+from contextvars import ContextVar
+from io import StringIO
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import stemma as st
 from stemma.backend.mock import MockBackend
+from stemma.interpreter.progress import BatchProgress
 from stemma.lang.errors import InvalidArgument
 
 
@@ -51,7 +59,7 @@ def test_no_items_give_no_results() -> None:
 
 
 def test_one_result_or_exception_per_item() -> None:
-    items: list[Any] = [{"word": "a"}, {"word": "b", "fail": True}, {"wrong": 1}, {"word": "d"}, 3]
+    items: list[Any] = [{"word": "a"}, {"word": "b", "fail": True}, {"wrong": 1}, ["d"], 3]
     results = program.run_batch(items, backend=MockBackend(echo), return_exceptions=True)
     kinds = [type(result) for result in results]
     assert kinds == [
@@ -123,6 +131,139 @@ def test_async_programs_and_progress_work() -> None:
 
     states = later.run_batch([(i,) for i in range(5)], backend=MockBackend(echo), progress=True)
     assert [state.value for state in states] == [f"{i}" for i in range(5)]
+
+
+def test_context_variables_of_the_caller_reach_the_bodies() -> None:
+    name: ContextVar[str] = ContextVar("name", default="nobody")
+    reader = st.function(lambda s: name.get())
+    token = name.set("caller")
+    try:
+        options: dict[str, Any] = {"backend": MockBackend()}
+        assert [state.value for state in reader.run_batch([{}] * 3, **options)] == ["caller"] * 3
+        assert asyncio.run(reader.arun(**options)).value == "caller"
+        assert reader.stream(**options).state.value == "caller"
+    finally:
+        name.reset(token)
+
+
+def test_an_iterator_gives_the_states_in_order_as_they_come() -> None:
+    may_end = threading.Event()
+
+    @st.function
+    def waiting(s: st.ProgramState, word: str) -> str:
+        if word == "last":
+            assert may_end.wait(10)
+        return word
+
+    items = [("a",), ("b",), ("last",), ("d",)]
+    states = waiting.run_batch(items, backend=MockBackend(), generator_style=True)
+    assert [next(states).value, next(states).value] == ["a", "b"]
+    may_end.set()
+    assert [state.value for state in states] == ["last", "d"]
+
+
+def test_an_iterator_takes_items_only_a_little_ahead() -> None:
+    taken: list[int] = []
+
+    def endless() -> Iterator[tuple[str]]:
+        for i in itertools.count():
+            taken.append(i)
+            yield (f"{i}",)
+
+    backend = MockBackend(echo)
+    states = program.run_batch(endless(), backend=backend, num_threads=2, generator_style=True)
+    assert [next(states)["x"] for _ in range(10)] == [f"{i}" for i in range(10)]
+    time.sleep(0.05)
+    assert len(taken) <= 14
+    states.close()  # type: ignore[attr-defined]
+    assert list(states) == []
+
+
+def test_an_iterator_that_is_closed_stops_what_is_at_work() -> None:
+    backend = MockBackend(echo)
+    states = program.run_batch(
+        itertools.repeat(("a",)), backend=backend, num_threads=4, generator_style=True
+    )
+    next(states)
+    backend.delay = 30
+    for _ in range(4):
+        next(states)
+    while backend.running < 4:
+        time.sleep(0.005)
+    states.close()  # type: ignore[attr-defined]
+    end = time.monotonic() + 5
+    while backend.running and time.monotonic() < end:
+        time.sleep(0.005)
+    assert backend.running == 0
+
+
+def test_an_iterator_raises_the_first_error_or_gives_it() -> None:
+    items: list[Any] = [("a",), ("bad", True), ("c",)]
+    backend = MockBackend(echo, delay=0.02)
+    states = program.run_batch(items, backend=backend, num_threads=1, generator_style=True)
+    assert next(states)["x"] == "a"
+    with pytest.raises(ZeroDivisionError, match="bad"):
+        next(states)
+    results = list(
+        program.run_batch(items, backend=backend, generator_style=True, return_exceptions=True)
+    )
+    assert [type(result) for result in results] == [
+        st.ProgramState,
+        ZeroDivisionError,
+        st.ProgramState,
+    ]
+
+
+def test_an_error_of_the_items_themselves_is_raised() -> None:
+    def items() -> Iterator[tuple[str]]:
+        yield ("a",)
+        raise OSError("no more")
+
+    states = program.run_batch(
+        items(), backend=MockBackend(echo), generator_style=True, return_exceptions=True
+    )
+    with pytest.raises(OSError, match="no more"):
+        list(states)
+
+
+def test_progress_is_lines_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stemma.interpreter.progress.LINE_EVERY_S", 0.0)
+    items: list[Any] = [("a",), ("b", True), ("c",)]
+    backend = MockBackend(echo)
+    program.run_batch(items, backend=backend, progress=True, return_exceptions=True, num_threads=1)
+    out, err = capsys.readouterr()
+    assert out == ""
+    *_, last = err.splitlines()
+    assert len(err.splitlines()) == 4
+    assert re.fullmatch(
+        r"run_batch: 3/3 items, [\d.]+ items/s, [\d.]+ tok/s, 0% cached, 1 failed", last
+    )
+
+
+def test_progress_is_a_bar_in_a_terminal() -> None:
+    console = Console(file=StringIO(), force_terminal=True, width=120, color_system=None)
+    with BatchProgress(2, console=console) as progress:
+        for state in program.run_batch([("a",), ("b",)], backend=MockBackend(echo)):
+            progress.advance(state)
+    assert isinstance(console.file, StringIO)
+    shown = console.file.getvalue()
+    assert "2/2" in shown
+    assert "items/s" in shown
+    assert "cached" in shown
+
+
+def test_progress_counts_the_tokens_and_the_cache_of_all_items() -> None:
+    progress = BatchProgress(None, console=Console(file=StringIO()))
+    progress._started -= 10.0
+    state = program.run("a", backend=MockBackend(echo))
+    state._run.usages[:] = [st.Usage(100, 75, 25, 0, 50)]
+    progress.advance(state)
+    error = ZeroDivisionError()
+    error.state = state  # type: ignore[attr-defined]
+    progress.advance(error)
+    assert progress.rates() == "0.2 items/s, 10 tok/s, 75% cached, 1 failed"
 
 
 def test_an_interrupt_stops_the_batch() -> None:

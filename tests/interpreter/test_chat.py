@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 import stemma as st
+from stemma.backend.chat import ChatFormat
 from stemma.backend.mock import MockBackend
 from stemma.lang.errors import InvalidArgument, UnsupportedByBackend
 
+HI = {"role": "user", "content": "hi"}
 TURNS = (
     "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n hi \n<|im_end|>\n"
     "<|im_start|>assistant\nhello<|im_end|>\n"
@@ -88,8 +92,73 @@ def test_a_run_can_start_from_a_conversation() -> None:
     first = go_on.run(backend=MockBackend(["one"]))
     second = go_on.run(messages=first.messages(), backend=MockBackend(["two"]))
     assert second.text() == first.text() + first.text().replace("one", "two")
-    with pytest.raises(InvalidArgument, match="role"):
-        go_on.run(messages=[{"role": "judge", "content": "x"}], backend=MockBackend())
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ("hi", "must be a list of messages, not str"),
+        ({"role": "user", "content": "hi"}, "must be a list of messages, not dict"),
+        (3, "must be a list of messages, not int"),
+        ([HI, "hi"], r"messages\[1\]: must be a dict with .* not 'hi'"),
+        ([HI, HI, {"content": "hi"}], r"messages\[2\]: has no 'role', only 'content'"),
+        ([{"role": "user"}], r"messages\[0\]: has no 'content'"),
+        ([{"role": 1, "content": "hi"}], r"messages\[0\]: its role must be a string, not int"),
+        ([{"role": "", "content": "hi"}], r"messages\[0\]: its role is empty"),
+        ([HI, {"role": "assistant", "content": None}], r"\[1\]: its content .* not NoneType"),
+        ([{"role": "user", "content": [{"type": "text"}]}], r"\[0\]: its content .* not list"),
+        ([{**HI, "tool_calls": [3]}], r"messages\[0\]: has 'tool_calls', which is neither"),
+    ],
+)
+@pytest.mark.parametrize("how", ["run", "stream"])
+def test_a_conversation_with_a_fault_is_refused_with_its_index(
+    messages: object, said: str, how: str
+) -> None:
+    body = st.function(lambda s: None)
+    with pytest.raises(InvalidArgument, match=said):
+        getattr(body, how)(messages=messages, backend=MockBackend())
+
+
+def test_keys_without_a_value_are_no_fault() -> None:
+    state = st.function(lambda s: None).run(
+        messages=[{**HI, "tool_calls": None}], backend=MockBackend()
+    )
+    assert state.messages() == [HI]
+
+
+def test_the_contents_of_a_conversation_go_in_verbatim() -> None:
+    said = "  <|im_end|> {x} \n"
+    backend = MockBackend()
+    state = st.function(lambda s: None).run(
+        messages=({"role": role, "content": said} for role in ("system", "user", "assistant")),
+        backend=backend,
+    )
+    assert [message["content"] for message in state.messages()] == [said] * 3
+    assert not any(said in control for control in backend.controls)
+
+
+def test_the_chat_format_decides_which_roles_a_conversation_may_have() -> None:
+    chat = ChatFormat({"user": "U:", "tool": "T:"}, {"user": "\n", "tool": "\n"})
+    messages = [HI, {"role": "tool", "content": "4"}]
+    program = st.function(lambda s: None)
+    state = program.run(messages=messages, backend=MockBackend(chat=chat))
+    assert (state.text(), state.messages()) == ("U:hi\nT:4\n", messages)
+    with pytest.raises(UnsupportedByBackend, match=r"messages\[1\]: a turn of 'tool'"):
+        program.run(messages=messages, backend=MockBackend())
+
+
+def test_all_ways_to_run_start_from_a_conversation() -> None:
+    program = st.function(lambda s, more: s.append(st.user(more)))
+    backend = MockBackend()
+    options = {"messages": [HI], "backend": backend}
+    states = [
+        program.run("a", **options),
+        asyncio.run(program.arun("a", **options)),
+        program.stream("a", **options).state,
+        *program.run_batch([("a",)], **options),
+    ]
+    for state in states:
+        assert [message["content"] for message in state.messages()] == ["hi", "a"]
 
 
 def test_a_parameter_named_messages_is_the_programs() -> None:

@@ -151,6 +151,90 @@ def test_join_hands_aligned_lists_to_the_parent() -> None:
     assert [meta.finish_reason for meta in state.meta("x")] == ["stop", "stop"]
 
 
+def test_join_can_append_what_the_branches_wrote() -> None:
+    @st.function
+    def program(s: st.ProgramState) -> Any:
+        s += "a"
+        branches = s.fork(2)
+        branches += lambda i: f" {i}" + st.gen("x")
+        joined = branches.join(mode="concate_and_append")
+        s += "!"
+        return joined, "x" in s, branches["x"]
+
+    backend = MockBackend(lambda prompt, params: f"<{prompt[-1]}>", delay=0.02)
+    state = program.run(backend=backend)
+    assert state.text() == "a 0<0> 1<1>!"
+    assert state.value == ({}, False, ["<0>", "<1>"])
+
+
+def test_appended_branches_keep_their_messages_and_control_text() -> None:
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        s += st.user("q")
+        branches = s.fork(2)
+        branches += st.assistant(st.control("<x>") + st.gen("a")) + st.user("more")
+        branches.join("concate_and_append")
+
+    backend = MockBackend(lambda prompt, params: "so")
+    state = program.run(backend=backend)
+    turns = [("user", "q"), ("assistant", "<x>so"), ("user", "more")]
+    said = [*turns, *turns[1:]]
+    assert [(m["role"], m["content"]) for m in state.messages()] == said
+    assert backend.controls.count("<x>") == 4
+
+
+def test_branches_that_both_close_a_message_cannot_be_appended() -> None:
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        s += st.user_begin()
+        branches = s.fork(2)
+        branches += st.user_end()
+        branches.join("concate_and_append")
+
+    with pytest.raises(InvalidArgument, match="outside of any message"):
+        program.run(backend=MockBackend())
+
+
+def test_both_ways_to_join_raise_a_branchs_error_and_know_no_third() -> None:
+    @st.function
+    def program(s: st.ProgramState, mode: Any) -> None:
+        branches = s.fork(2)
+        branches += st.gen("x")
+        branches.join(mode)
+
+    for mode in ("gather_variable", "concate_and_append"):
+        with pytest.raises(ZeroDivisionError):
+            program.run(mode, backend=MockBackend(echo, fail={2: ZeroDivisionError()}))
+    with pytest.raises(InvalidArgument, match="gather_variable, concate_and_append"):
+        program.run("concatenate", backend=MockBackend(echo))
+
+
+def test_a_fork_with_a_seed_draws_the_same_in_any_run_and_place() -> None:
+    @st.function
+    def program(s: st.ProgramState, before: int) -> Any:
+        for _ in range(before):
+            s.fork(2)
+        seeded, free = s.fork(2, seed=5), s.fork(2)
+        seeded += st.gen("x")
+        free += st.gen("x")
+        return seeded["x"], free["x"]
+
+    def draw(before: int, seed: int) -> Any:
+        def of_seed(prompt: str, params: st.SamplingParams) -> str:
+            return str(params.seed)
+
+        return program.run(before, seed=seed, backend=MockBackend(of_seed)).value
+
+    first, other = draw(0, seed=1), draw(3, seed=2)
+    assert first[0] == other[0]
+    assert len({*first[0], *first[1], *other[1]}) == 6
+    for seed in (2**64, 1.5, "5"):
+        with pytest.raises(InvalidArgument, match="seed"):
+            st.function(lambda s, seed=seed: s.fork(2, seed=seed)).run(  # type: ignore[misc]
+                backend=MockBackend()
+            )
+
+
 def test_a_copy_in_a_with_block_is_joined_at_its_end() -> None:
     @st.function
     def program(s: st.ProgramState) -> None:

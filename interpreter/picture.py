@@ -1,0 +1,182 @@
+"""What was sent and written on a branch, segment by segment, as a value that prints.
+
+Made by `state.picture()` from transcripts; `show_rich.py` draws it in a terminal, `show_html.py` in
+a notebook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from stemma.backend.base import Usage
+from stemma.interpreter.meta import Meta, ScoreMeta, SelectMeta
+from stemma.interpreter.transcript import Kind, Piece, Transcript
+from stemma.lang.ops import Score
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of text of one kind; literals that touch are one, as they are for the tokenizer.
+
+    usage: of what the model did for it; None where it did nothing. note: how that ended. broken:
+    the operation failed after writing this.
+    """
+
+    kind: Kind
+    text: str
+    variable: str | None = None
+    usage: Usage | None = None
+    note: str = ""
+    broken: bool = False
+
+    def took(self) -> str:
+        """What the model did for it and how that ended, in words; nothing for a literal."""
+        usage = in_words(self.usage) if self.usage is not None else ""
+        return "; ".join(words for words in (usage, self.note) if words)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A fork: the branches that went on from here, each with its own text only."""
+
+    branches: tuple[Picture, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One branch. usage: of its own work. of_run: of all branches, on the main one. failure: why it
+    stands still, in words.
+
+    Prints in a terminal (`print`, `rich.print`) and in a notebook.
+    """
+
+    label: str
+    parts: tuple[Segment | Split, ...]
+    usage: Usage
+    of_run: Usage | None = None
+    failure: str | None = None
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The text of this branch, without those that went on from it."""
+        return tuple(part for part in self.parts if isinstance(part, Segment))
+
+    def __rich__(self) -> Tree:
+        from stemma.interpreter.show_rich import tree_of
+
+        return tree_of(self)
+
+    def __str__(self) -> str:
+        from stemma.interpreter.show_rich import plain_text
+
+        return plain_text(self)
+
+    def _repr_html_(self) -> str:
+        from stemma.interpreter.show_html import html_of
+
+        return html_of(self)
+
+
+def picture_of(
+    transcript: Transcript,
+    *,
+    record: Iterable[Transcript] = (),
+    of_run: Usage | None = None,
+    limit: int | None = None,
+) -> Picture:
+    """The whole text of a branch; with a record of transcripts also what went on from it.
+
+    limit: longer texts are shortened to so many characters.
+    """
+    below: dict[int, list[tuple[int, Picture]]] = {}
+    for child in reversed(list(record)):  # children come behind their parents
+        if child is not transcript:
+            drawn = _draw(child, child.own, below.pop(id(child), []), limit)
+            below.setdefault(id(child.parent), []).insert(0, (child.shared, drawn))
+    inherited = list(transcript)[: -len(transcript.own) or None]
+    shift = len(inherited)
+    splits = [(at + shift, child) for at, child in below.get(id(transcript), [])]
+    drawn = _draw(transcript, [*inherited, *transcript.own], splits, limit)
+    return replace(drawn, of_run=of_run)
+
+
+def _draw(
+    transcript: Transcript,
+    pieces: list[Piece],
+    splits: list[tuple[int, Picture]],
+    limit: int | None,
+) -> Picture:
+    """splits: branches, and after how many of the pieces each begins, in order."""
+    parts: list[Segment | Split] = []
+    done = 0
+    for at in dict.fromkeys(at for at, _ in splits):
+        parts += _segments(pieces[done:at], limit)
+        parts.append(Split(tuple(child for place, child in splits if place == at)))
+        done = at
+    parts += _segments(pieces[done:], limit)
+    usage = sum(transcript.usages, Usage())
+    return Picture(transcript.label, tuple(parts), usage, failure=transcript.failure)
+
+
+def _segments(pieces: list[Piece], limit: int | None) -> Iterator[Segment]:
+    """Texts of one kind that touch are one, unless a model wrote them."""
+    for kind, run in groupby(pieces, key=lambda piece: piece.kind):
+        if kind in ("literal", "control", "template"):
+            yield Segment(kind, shortened("".join(piece.text for piece in run), limit))
+        else:
+            yield from (_segment(piece, limit) for piece in run if piece.text or piece.metas)
+
+
+def _segment(piece: Piece, limit: int | None) -> Segment:
+    usage = sum((meta.usage for meta in piece.metas), Usage()) if piece.metas else None
+    name = piece.operation.name if isinstance(piece.operation, Score) else piece.variable
+    text = shortened(piece.text, limit)
+    return Segment(piece.kind, text, name, usage, _note(piece), piece.broken)
+
+
+def _note(piece: Piece) -> str:
+    if piece.broken:
+        return "failed here"
+    if not piece.metas:
+        return ""
+    first = piece.metas[0]
+    match first:
+        case Meta(finish_reason="length"):
+            how = "cut by max_tokens"
+        case Meta(matched_stop=str(stop)):
+            how = f"stopped at {stop!r}"
+        case Meta():
+            how = "ended"
+        case SelectMeta():
+            how = ", ".join(f"{text!r} {p:.0%}" for text, p in first.probabilities.items())
+        case ScoreMeta():
+            how = f"of {piece.operation.text!r}" if isinstance(piece.operation, Score) else ""
+    return how if len(piece.metas) == 1 else f"{how}; the first of {len(piece.metas)} samples"
+
+
+def shortened(text: str, limit: int | None) -> str:
+    """At most about `limit` characters: of a longer text the middle is left out, and said so."""
+    if limit is None or len(text) <= limit:
+        return text
+    head, tail = limit - limit // 3, limit // 3
+    left_out = len(text) - head - tail
+    return f"{text[:head]} […{left_out:,} characters…] {text[len(text) - tail :]}"
+
+
+def in_words(usage: Usage) -> str:
+    """What the work took, as a sentence without its end."""
+    words = (
+        f"{usage.prompt_tokens:,} prompt tokens: {usage.cached_tokens:,} from the cache, "
+        f"{usage.computed_tokens:,} computed"
+    )
+    if usage.output_tokens:
+        words += f"; {usage.output_tokens:,} written"
+    if usage.total_s:
+        words += f"; {usage.total_s:.2f} s"
+    return words

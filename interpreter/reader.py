@@ -1,0 +1,269 @@
+"""What can be read of a branch: its variables, its text, what it took, how it looks.
+
+The base of `ProgramState`. Reading waits for what is not there yet, and raises what the operation
+that should have made it has raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from stemma.backend.base import ChoiceScore, Usage
+from stemma.interpreter.events import Event, Feed, TextAdded, VariableFinished
+from stemma.interpreter.executor import Executor
+from stemma.interpreter.picture import Picture, picture_of
+from stemma.interpreter.run import Run
+from stemma.interpreter.tasks import Tokens
+from stemma.interpreter.transcript import Message
+from stemma.interpreter.variable import Variable
+from stemma.lang.errors import InvalidArgument, UnknownVariable
+from stemma.lang.primitives import score as score_of
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
+
+SHOWN_CHARACTERS = 2000
+"""Longer literals are shown with their middle left out."""
+
+
+class BranchReader:
+    """One branch of a running or finished program, for reading."""
+
+    def __init__(self, run: Run, executor: Executor, inherited: Mapping[str, Variable]) -> None:
+        self._run = run
+        self._executor = executor
+        self._inherited = inherited
+        self._own: dict[str, Variable] = {}
+
+    # Variables
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of a variable; waits for it.
+
+        Raises UnknownVariable for a name that nothing on this branch defines, and what the
+        variable's operation raised.
+        """
+        return self._read(name).value
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or name in self._inherited
+
+    def _define(self, name: str, value: Any) -> None:
+        self._own[name] = Variable.of(value, raw=value if isinstance(value, str) else None)
+
+    def variables(self) -> list[str]:
+        """The names of all variables of the branch, also of those still being written."""
+        return list({**self._inherited, **self._own})
+
+    def raw(self, name: str) -> Any:
+        """The text of a variable as it was written, with `n=4` the four texts; waits for it."""
+        variable = self._read(name)
+        if variable.raw is None:
+            raise InvalidArgument(f"variable {name!r} was set by the program and has no text")
+        return variable.raw
+
+    def meta(self, name: str) -> Any:
+        """How a variable came about; waits for it.
+
+        A `Meta` for gen (with `n=4`, a list of four), a `SelectMeta` for select, None for what the
+        program set.
+        """
+        return self._read(name).meta
+
+    async def get(self, name: str) -> Any:
+        """`await s.get("x")` is `s["x"]` for async programs."""
+        await self._variable(name).wait_async()
+        return self[name]
+
+    async def wait(self) -> None:
+        """Wait, in an async program, until everything queued on this branch is done."""
+        await self._executor.rest().wait_async()
+        self._raise_failure()
+
+    # Reading the whole
+
+    def text(self) -> str:
+        """All text of the branch, templates included; waits for what is queued."""
+        self._rest()
+        return self._executor.transcript.text()
+
+    def messages(self) -> list[Message]:
+        """The conversation, contents verbatim; waits for what is queued."""
+        self._rest()
+        return self._executor.transcript.messages()
+
+    def tokens(self) -> list[int]:
+        """The token ids of the branch; waits for what is queued."""
+        self._raise_known_failure()
+        ids = Variable()
+        self._executor.enqueue((Tokens(), ids))
+        self._wait_for(ids)
+        return list(ids.value)
+
+    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
+        """The text of the branch in pieces as it grows, or only that of one variable.
+
+        A late reader gets everything, too. Inside a program it ends when all is done that was
+        queued; outside (`run(stream=True)`) when the run ends. Raises what the branch or the run
+        raised.
+        """
+        with self._noting_failure():
+            for event in self._listen():
+                if isinstance(event, TextAdded) and var_name in (None, event.variable):
+                    yield event.text
+                elif isinstance(event, VariableFinished) and event.variable == var_name:
+                    return
+        if var_name is not None:
+            self._variable(var_name)
+
+    async def _text_async_iter(self, var_name: str | None) -> AsyncIterator[str]:
+        with self._noting_failure():
+            async for event in self._listen():
+                if isinstance(event, TextAdded) and var_name in (None, event.variable):
+                    yield event.text
+                elif isinstance(event, VariableFinished) and event.variable == var_name:
+                    return
+        if var_name is not None:
+            self._variable(var_name)
+
+    def _listen(self) -> Feed[Event]:
+        feed: Feed[Event] = Feed()
+        outside = self._run.is_outside()
+        self._run.dispatcher.call(lambda: self._executor.listen(feed, to_the_end=outside))
+        return feed
+
+    @contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        """A reader is told of the failure by the iterator, too."""
+        try:
+            yield
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            self._run.note_seen(error)
+            raise
+
+    def score(self, text: str) -> ChoiceScore:
+        """Log-probabilities of `text` as a continuation, waited for. The branch stays."""
+        self._raise_known_failure()
+        score = Variable()
+        self._executor.enqueue((score_of(text), score))
+        self._wait_for(score)
+        result: ChoiceScore = score.value
+        return result
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens and time: on the main branch of the whole run, on another of its own work."""
+        if self._run.is_outside():
+            self._run.finished.wait()
+        usages = self._run.usages if self._executor.main else self._executor.transcript.usages
+        return sum(usages, Usage())
+
+    @property
+    def label(self) -> str:
+        """The place in the tree of branches: "tips", "tips/0", "tips/0/expert"; unique in a run."""
+        return self._executor.label
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run: `run(seed=state.seed)` draws the same again."""
+        return self._run.seed
+
+    @property
+    def value(self) -> Any:
+        """What the program returned; None while it runs."""
+        if self._run.is_outside():
+            self._run.finished.wait()
+        self._raise_run_failure()
+        return self._run.value
+
+    # Looking
+
+    def show(self, *, children: bool = False, limit: int | None = SHOWN_CHARACTERS) -> None:
+        """Print what was sent and written, segment by segment, and what the model did for each: how
+        many prompt tokens came from the cache, how many were computed.
+
+        children: with the branches that went on from here. limit: longer texts are shown with their
+        middle left out; None shows all. Waits for what is queued; a failure is shown, not raised.
+
+        >>> tips.run(topic="sleep").show(children=True)  # doctest: +SKIP
+        """
+        from rich.console import Console
+
+        Console().print(self.picture(children=children, limit=limit))
+
+    def picture(self, *, children: bool = False, limit: int | None = SHOWN_CHARACTERS) -> Picture:
+        """What `show` prints, as a value that prints in a terminal and in a notebook."""
+        self._settle()
+        return self._picture(children=children, limit=limit)
+
+    def _picture(self, *, children: bool, limit: int | None) -> Picture:
+        """As the branch is now, without waiting."""
+        return picture_of(
+            self._executor.transcript,
+            record=tuple(self._run.record) if children else (),
+            of_run=sum(tuple(self._run.usages), Usage()) if self._executor.main else None,
+            limit=limit,
+        )
+
+    def __rich__(self) -> Tree:
+        return self._picture(children=False, limit=SHOWN_CHARACTERS).__rich__()
+
+    def _repr_html_(self) -> str:
+        return self._picture(children=True, limit=SHOWN_CHARACTERS)._repr_html_()
+
+    # How reading works
+
+    def _variable(self, name: str) -> Variable:
+        variable = self._own.get(name) or self._inherited.get(name)
+        if variable is None and self._run.is_outside():
+            self._run.finished.wait()
+            variable = self._own.get(name) or self._inherited.get(name)
+        if variable is None:
+            self._raise_run_failure()
+            known = ", ".join(map(repr, self.variables())) or "none"
+            raise UnknownVariable(f"branch {self.label} has no variable {name!r}; it has {known}")
+        return variable
+
+    def _read(self, name: str) -> Variable:
+        variable = self._variable(name)
+        self._wait_for(variable)
+        return variable
+
+    def _wait_for(self, variable: Variable) -> None:
+        self._run.wait(variable)
+        if variable.error is not None:
+            self._run.note_seen(variable.error)
+            raise variable.error
+
+    def _settle(self) -> None:
+        """Wait until everything queued is done, well or not."""
+        if self._run.is_outside():
+            self._run.finished.wait()
+        if not self._executor.is_at_rest():
+            self._run.wait(self._executor.rest())
+
+    def _rest(self) -> None:
+        """Wait until everything queued is done; raise if any of it failed."""
+        self._settle()
+        self._raise_run_failure()
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        error = self._executor.error
+        if error is not None:
+            self._run.note_seen(error)
+            raise error
+
+    def _raise_known_failure(self) -> None:
+        """Refuse to go on with a branch whose failure the program was told before."""
+        error = self._executor.error
+        if error is not None and self._run.was_seen(error):
+            raise error
+
+    def _raise_run_failure(self) -> None:
+        if self._run.background is not None and self._run.failure is not None:
+            raise self._run.failure

@@ -1,0 +1,165 @@
+"""How a run goes: a state is opened, the body runs on it, all branches end, and what must be raised
+is raised.
+
+Used by `program.py`, which has the ways to ask for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import secrets
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from stemma.backend.base import Namespace
+from stemma.interpreter.conversation import begin_with
+from stemma.interpreter.default import default_backend
+from stemma.interpreter.events import Event, Feed
+from stemma.interpreter.executor import Executor
+from stemma.interpreter.options import Call
+from stemma.interpreter.run import Run, in_event_loop, timed_out
+from stemma.interpreter.state import ProgramState
+from stemma.interpreter.stream import Stream
+from stemma.interpreter.tracing import TracingExecutor, tracing_backend
+from stemma.lang.errors import Cancelled, StemmaError, Timeout
+
+if TYPE_CHECKING:
+    from stemma.interpreter.program import Program
+
+T = TypeVar("T")
+
+
+def open_state(program: Program, call: Call, *, feed: Feed[Event] | None = None) -> ProgramState:
+    """A state to run the body on; inside of a trace one that asks no model."""
+    options, tracing = call.options, tracing_backend()
+    sampling, seed = options.sampling, options.seed
+    if sampling is not None and sampling.seed is not None:
+        seed = sampling.seed if seed is None else seed
+        sampling = sampling.but(seed=None)
+    run = Run(
+        tracing or options.backend or default_backend(),
+        program.name,
+        seed=secrets.randbits(63) if seed is None else seed,
+        sampling=sampling,
+        asynchronous=program.is_async,
+        feed=feed,
+    )
+    branch = run.backend.open(Namespace(salt=options.salt))
+    kind = Executor if tracing is None else TracingExecutor
+    return ProgramState(run, kind(run, program.name, run.seed, branch=branch, main=True))
+
+
+def execute(program: Program, state: ProgramState, call: Call) -> None:
+    """Run to the end of all branches, in this thread."""
+    if program.is_async:
+        asyncio.run(execute_async(program, state, call))
+        return
+    run = state._run
+    try:
+        run.value = _begin(program, state, call)
+        run.wait(run.at_rest())
+    except BaseException as error:
+        run.cancel(_cut_short(program.name, error))
+        run.at_rest().wait()
+        _raise_end(state, error)
+    _raise_end(state, run.unread_failure())
+
+
+async def execute_async(program: Program, state: ProgramState, call: Call) -> None:
+    """Run an async program to the end of all branches, in this event loop."""
+    run, seconds = state._run, call.options.timeout
+    # The run's own limit fails its variables; this one also ends other waiting: sleep().
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            run.value = await _begin(program, state, call)
+            await run.at_rest().wait_async()
+    except BaseException as error:
+        if limit.expired() and seconds is not None:
+            run.cancel(timed_out(seconds))
+        run.cancel(_cut_short(program.name, error))
+        await run.at_rest().wait_async()
+        _raise_end(state, error)
+    _raise_end(state, run.unread_failure())
+
+
+def execute_in_background(program: Program, call: Call) -> Stream:
+    """Start a run in a thread of its own."""
+    feed: Feed[Event] = Feed()
+    state = open_state(program, call, feed=feed)
+    started = threading.Event()
+
+    def body() -> None:
+        state._run.background = threading.get_ident()
+        started.set()
+        with suppress(BaseException):  # readers of the feed and of the state raise it
+            execute(program, state, call)
+
+    context = contextvars.copy_context()
+    name = f"stemma-{program.name}"
+    threading.Thread(target=context.run, args=(body,), name=name, daemon=True).start()
+    started.wait()
+    return Stream(state, feed)
+
+
+async def in_own_thread(work: Callable[[], T], name: str) -> T:
+    """`work()` in a thread of its own: a pool would let only so many programs wait at once."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(cast(T, result))
+
+    def target() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as raised:
+            error = raised
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, result, error)
+
+    context = contextvars.copy_context()
+    threading.Thread(target=context.run, args=(target,), name=name, daemon=True).start()
+    return await future
+
+
+def refuse_in_event_loop(name: str) -> None:
+    if in_event_loop():
+        raise StemmaError(f"{name} is an async program: in an event loop, `await {name}.arun(...)`")
+
+
+def _begin(program: Program, state: ProgramState, call: Call) -> Any:
+    """The body, started: its value, or a coroutine of it."""
+    if call.options.timeout is not None:
+        state._run.limit_time(call.options.timeout)
+    begin_with(state, call.messages)
+    return program.body(state, *call.args, **call.kwargs)
+
+
+def _raise_end(state: ProgramState, error: BaseException | None) -> None:
+    """End the run, by `error` unless None; its Timeout goes before what that has caused."""
+    run = state._run
+    failure = run.stopped if error is not None and isinstance(run.stopped, Timeout) else error
+    run.finish(failure)
+    if failure is None:
+        return
+    if isinstance(failure, StemmaError) or run.has_failed_by(failure):
+        with suppress(AttributeError):  # an exception of somebody else's, with slots
+            failure.state = state  # type: ignore[attr-defined]
+    if error is failure:
+        raise failure
+    raise failure from error
+
+
+def _cut_short(name: str, error: BaseException) -> BaseException:
+    """What other branches are told when a body ended by `error`."""
+    return Cancelled(f"the run of {name} was cut short by {type(error).__name__}: {error}")
