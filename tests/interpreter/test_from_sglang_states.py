@@ -1,6 +1,4 @@
-"""What SGLang's users write and does not run here yet. A test that begins to pass fails: take its
-mark away, and change the row in docs/from-sglang.md.
-"""
+"""SGLang's own names of what states, forks and batches can do."""
 
 from __future__ import annotations
 
@@ -20,24 +18,18 @@ def _scripted() -> Iterator[None]:
     sgl.set_default_backend(None)
 
 
-def not_yet(*errors: type[Exception]) -> pytest.MarkDecorator:
-    return pytest.mark.xfail(raises=errors, strict=True, reason="docs/from-sglang.md: missing")
-
-
 @sgl.function
 def choose(s: Any) -> None:
     s += "I need a" + sgl.gen("tool", choices=[" saw", " long ladder"])
     s += " and" + sgl.gen("more", max_tokens=3, return_logprob=True) + "."
 
 
-@not_yet(AttributeError)
 def test_meta_info_of_a_choice_has_the_log_probabilities_of_each() -> None:
     info = choose.run().get_meta_info("tool")
     assert [row[0] for row in info["input_token_logprobs"][1]] == [-1.0, -1.0]
     assert info["normalized_prompt_logprobs"] == [-1.0, -1.0]
 
 
-@not_yet(AttributeError)
 def test_meta_info_of_a_generation_has_tokens_and_the_reason_of_its_end() -> None:
     info = choose.run().get_meta_info("more")
     assert info["completion_tokens"] == 1
@@ -45,7 +37,6 @@ def test_meta_info_of_a_generation_has_tokens_and_the_reason_of_its_end() -> Non
     assert [row[0] for row in info["output_token_logprobs"]] == [-1.0]
 
 
-@not_yet(AttributeError)
 def test_variables_have_a_getter_and_a_setter() -> None:
     def body(s: Any) -> None:
         s += sgl.gen("x")
@@ -56,12 +47,10 @@ def test_variables_have_a_getter_and_a_setter() -> None:
     assert sgl.function(body).run()["y"] == "said"
 
 
-@not_yet(AttributeError)
 def test_the_value_of_a_program_is_ret_value() -> None:
     assert sgl.function(lambda s: 3).run().ret_value == 3
 
 
-@not_yet(TypeError)
 def test_branches_are_concatenated_and_appended_to_their_parent() -> None:
     def body(s: Any) -> None:
         s += "a"
@@ -72,48 +61,43 @@ def test_branches_are_concatenated_and_appended_to_their_parent() -> None:
     assert sgl.function(body).run().text() == "a 0 said 1 said"
 
 
-@not_yet(TypeError)
-def test_a_fork_takes_a_size_and_offsets_of_positions() -> None:
-    def body(s: Any) -> int:
-        with s.copy(position_ids_offset=[1]) as other:
-            other += "b"
-        return len(s.fork(size=2, position_ids_offset=[0, 1]))
-
-    assert sgl.function(body).run().value == 2
+def test_a_fork_takes_a_size() -> None:
+    assert sgl.function(lambda s: len(s.fork(size=2))).run().value == 2
 
 
-@not_yet(TypeError)
+@pytest.mark.parametrize("split", [sgl.ProgramState.fork, sgl.ProgramState.copy])
+def test_offsets_of_positions_are_refused(split: Any) -> None:
+    with pytest.raises(sgl.errors.UnsupportedByBackend, match="position"):
+        sgl.function(lambda s: split(s, position_ids_offset=[0])).run()
+
+
 def test_an_iterator_takes_the_name_of_a_variable_by_keyword() -> None:
     assert list(choose.run(stream=True).text_iter(var_name="more")) == [" said"]
 
 
-@not_yet(TypeError)
 def test_an_async_iterator_gives_meta_info_with_the_pieces() -> None:
     async def read() -> list[Any]:
         state = choose.run(stream=True)
         return [p async for p in state.text_async_iter(var_name="more", return_meta_data=True)]
 
-    ((piece, info),) = asyncio.run(read())
-    assert (piece, info["completion_tokens"]) == (" said", 1)
+    sgl.set_default_backend(sgl.MockBackend([" said"], pieces=2, delay=0.05))
+    (first, nothing_yet), (last, info) = asyncio.run(read())
+    assert (first + last, nothing_yet, info["completion_tokens"]) == (" said", {}, 1)
 
 
-@not_yet(TypeError)
 def test_a_batch_shows_progress_by_sglangs_name() -> None:
     assert len(choose.run_batch([{}, {}], progress_bar=True)) == 2
 
 
-@not_yet(TypeError)
 def test_a_batch_may_be_a_generator() -> None:
     assert [s["tool"] for s in choose.run_batch([{}] * 3, generator_style=True)] == [" saw"] * 3
 
 
-@not_yet(sgl.errors.InvalidArgument)
 def test_a_batch_takes_lists_of_positional_arguments() -> None:
     program = sgl.function(lambda s, word: s.append(word))
     assert [s.text() for s in program.run_batch([["a"], ["b"]])] == ["a", "b"]
 
 
-@not_yet(AttributeError)
 def test_a_program_is_traced_without_being_run() -> None:
     backend = sgl.MockBackend()
     assert choose.trace(backend=backend) is not None
