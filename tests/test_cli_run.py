@@ -157,6 +157,21 @@ def program(s):
     assert "Once reply to 4\n" in run(write(tmp_path, program)).stdout
 
 
+def test_show_tells_what_ran_branch_by_branch(tmp_path: Path, backend: MockBackend) -> None:
+    result = run("--show", write(tmp_path, PROGRAM), "--topic", "sleep")
+    assert result.exit_code == 0, result.output
+    picture = result.stdout.partition("Seed")[2]
+    assert "Tips about sleep." in picture
+    assert "tips/1" in picture
+
+
+def test_show_tells_what_ran_before_a_failure_too(tmp_path: Path, backend: MockBackend) -> None:
+    result = run("--show", write(tmp_path, FAILING), "--how", "zero")
+    assert result.exit_code == 1
+    assert "Once" in result.stdout
+    assert "ZeroDivisionError" in result.stderr
+
+
 # Which program
 
 

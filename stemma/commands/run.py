@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict, fields, is_dataclass
+from functools import partial
 from typing import Any
 
 import typer
@@ -23,6 +24,7 @@ from stemma.commands.program_file import choose_program, load_file, split_target
 from stemma.commands.settings import RunSettings
 from stemma.interpreter.program import Program
 from stemma.interpreter.state import ProgramState
+from stemma.interpreter.stream import Stream
 from stemma.lang.errors import StemmaError
 
 
@@ -48,43 +50,54 @@ def run_target(target: str, arguments: Sequence[str], settings: RunSettings) -> 
 
 def _run(program: Program, arguments: Mapping[str, Any], settings: RunSettings) -> None:
     with opened_backend(settings.model, Console(stderr=True)) as backend:
-        options = {
-            "backend": backend,
-            "sampling": settings.sampling(),
-            "seed": settings.seed,
-            "timeout": settings.timeout,
-        }
+        stream = partial(
+            program.stream,
+            **arguments,
+            backend=backend,
+            sampling=settings.sampling(),
+            seed=settings.seed,
+            timeout=settings.timeout,
+        )
         if settings.json:
             with redirect_stdout(sys.stderr):
-                stream = program.stream(**arguments, **options)
-                for _ in stream:
-                    pass
-                result = outcome(stream.state)
+                result = outcome(finished(stream()))
             typer.echo(json.dumps(result, ensure_ascii=False).encode())
             return
         console = Console()
-        started = time.perf_counter()
-        stream = program.stream(**arguments, **options)
-        board = show_events(stream, console)
-        seconds = time.perf_counter() - started
-        state = stream.state
-        if board.empty:
-            console.print(Text(visible(state.text())), soft_wrap=True)
-        if state.value is not None:
-            value = state.value
-            console.print()
-            console.print(
-                Text(visible(value)) if isinstance(value, str) else Pretty(value), soft_wrap=True
-            )
-        console.print()
-        summary = told(state.usage, seconds).append(f" Seed {state.seed}.")
-        console.print(summary, style="dim", soft_wrap=True)
-        if settings.show:
-            console.print()
-            console.print(getattr(state, "show", state.text)())
+        tell(stream(), console, show=settings.show)
         if settings.tree:
             console.print()
             console.print(backend.tree(), highlight=False)
+
+
+def finished(stream: Stream) -> ProgramState:
+    """The state at the end. Waits here, and not in a read, so that Ctrl-C cancels the run."""
+    for _ in stream:
+        pass
+    return stream.state
+
+
+def tell(stream: Stream, console: Console, *, show: bool) -> None:
+    """Show a run while it goes, then its value and what it took; with `show`, all that it did."""
+    started = time.perf_counter()
+    state = stream.state
+    try:
+        board = show_events(stream, console)
+        seconds = time.perf_counter() - started
+        if board.empty:
+            console.print(Text(visible(state.text())), soft_wrap=True)
+        if state.value is not None:
+            console.print()
+            value = state.value
+            shown = Text(visible(value)) if isinstance(value, str) else Pretty(value)
+            console.print(shown, soft_wrap=True)
+        summary = told(state.usage, seconds).append(f" Seed {state.seed}.")
+        console.print()
+        console.print(summary, style="dim", soft_wrap=True)
+    finally:
+        if show and not isinstance(sys.exception(), KeyboardInterrupt):
+            console.print()
+            console.print(state.picture(children=True))
 
 
 def outcome(state: ProgramState) -> dict[str, Any]:
