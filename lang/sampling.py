@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from operator import attrgetter
-from typing import Any, NoReturn, Protocol
+from operator import attrgetter, index
+from typing import Any, NoReturn, Protocol, SupportsIndex
 
 from stemma.lang.errors import InvalidArgument
 
@@ -78,12 +78,13 @@ class SamplingParams:
         stop: object = self.stop
         bias: object = self.logit_bias
         if type(stop) is not tuple:
-            put(self, "stop", (stop,) if isinstance(stop, str) else tuple(self.stop))
+            put(self, "stop", (stop,) if isinstance(stop, str) else _tuple("stop", stop))
         if self.stop_token_ids != ():
-            put(self, "stop_token_ids", tuple(int(i) for i in self.stop_token_ids))
+            ids = _tuple("stop_token_ids", self.stop_token_ids)
+            put(self, "stop_token_ids", tuple(_integer("stop_token_ids", i) for i in ids))
         if bias != ():
-            pairs = bias.items() if isinstance(bias, Mapping) else self.logit_bias
-            put(self, "logit_bias", tuple(sorted((int(i), float(b)) for i, b in pairs)))
+            pairs = bias.items() if isinstance(bias, Mapping) else bias
+            put(self, "logit_bias", tuple(sorted(map(_bias, _tuple("logit_bias", pairs)))))
         if self.top_logprobs:
             put(self, "logprobs", True)
         if self.top_k == -1:  # the other common spelling of "all"
@@ -91,6 +92,16 @@ class SamplingParams:
         self._check()
 
     def _check(self) -> None:
+        for name in _INTEGERS:
+            value = getattr(self, name)
+            if type(value) is not int and not (value is None and name in _OPTIONAL):
+                object.__setattr__(self, name, _integer(name, value))
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if not isinstance(value, float | int) or isinstance(value, bool):
+                _refuse(name, value, "a number")
+        if not isinstance(self.stop_regex, str | None):
+            _refuse("stop_regex", self.stop_regex, "a regular expression as a string, or None")
         if self.max_tokens is not None:
             if not self.max_tokens >= 0:
                 _refuse("max_tokens", self.max_tokens, "at least 0, or None")
@@ -166,6 +177,40 @@ _put_seed, _put_n = _PUTS[_NAMES.index("seed")], _PUTS[_NAMES.index("n")]
 def merged(base: SamplingParams, own: SamplingParams, given: frozenset[str]) -> SamplingParams:
     """`base` with the fields of `own` that are `given`. Remembered: programs repeat themselves."""
     return base.but(**{name: getattr(own, name) for name in given})
+
+
+_INTEGERS = ("max_tokens", "min_tokens", "top_k", "top_logprobs", "n", "seed")
+_OPTIONAL = ("max_tokens", "seed")
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+)
+
+
+def _tuple(name: str, values: object) -> tuple[Any, ...]:
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes):
+        _refuse(name, values, "a list")
+    return tuple(values)
+
+
+def _integer(name: str, value: object) -> int:
+    """The value as an int; of other types only those that mean one, such as numpy's."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        _refuse(name, value, "an integer")
+    return index(value)
+
+
+def _bias(pair: object) -> tuple[int, float]:
+    match pair:
+        case (token_id, (float() | int()) as bias) if -math.inf <= bias < math.inf:
+            pass
+        case _:
+            _refuse("logit_bias", pair, "a token id and a number below infinity")
+    return _integer("logit_bias", token_id), float(bias)
 
 
 def _refuse(name: str, value: object, wanted: str) -> NoReturn:

@@ -52,6 +52,18 @@ def test_loose_spellings_become_the_declared_types() -> None:
         ("stop", (3,)),
         ("top_logprobs", -1),
         ("n", 0),
+        ("max_tokens", 2.5),
+        ("min_tokens", "3"),
+        ("top_k", None),
+        ("n", True),
+        ("seed", "a"),
+        ("temperature", "hot"),
+        ("stop", 3),
+        ("stop_token_ids", ("a",)),
+        ("stop_regex", ["a", "b"]),
+        ("logit_bias", {"a": 1}),
+        ("logit_bias", {5: math.inf}),
+        ("logit_bias", {5: math.nan}),
     ],
 )
 def test_a_value_that_cannot_be_meant_is_named(name: str, value: Any) -> None:
@@ -92,9 +104,8 @@ def test_settings_that_were_written_before_are_built_once() -> None:
 
 
 def test_a_value_of_another_type_is_not_taken_for_one_written_before() -> None:
-    assert type(params_of(max_tokens=3).max_tokens) is int
-    assert type(params_of(max_tokens=3.0).max_tokens) is float
-    assert type(params_of(max_tokens=3).max_tokens) is int
+    for temperature in (1, 1.0, 1):
+        assert type(params_of(temperature=temperature).temperature) is type(temperature)
 
 
 def test_what_the_program_changes_later_is_not_remembered() -> None:
