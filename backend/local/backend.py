@@ -258,6 +258,7 @@ class LocalBackend(Backend):
         seed: int = 0,
         next_logprob: int | None = None,
         heal: npt.NDArray[np.int32] | None = None,
+        scored: bool = False,
     ) -> Request:
         """A request that continues `ids`. Raises ContextOverflow or OutOfCacheMemory if it can
         never fit.
@@ -281,6 +282,7 @@ class LocalBackend(Backend):
             on_text=on_text,
             seed=seed,
             samples=samples,
+            scored=scored,
             next_logprob=next_logprob,
             heal=heal if samples else None,
             output=OutputText(self.text, params, end_ids=self.end_ids) if samples else None,
@@ -313,11 +315,8 @@ class LocalBackend(Backend):
         return Namespace(self.model_version, namespace.adapter, namespace.salt, namespace.extra_key)
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Hand requests to the engine together. Those with nothing to compute finish at once."""
-        for request in requests:
-            if request.known_end == 0:
-                request.on_finish(request)
-        self.engine.submit([r for r in requests if r.known_end > 0])
+        """Hand requests to the engine together."""
+        self.engine.submit(requests)
 
     # -- looking and keeping house
 

@@ -124,20 +124,26 @@ class LocalBranch(Branch):
             raise InvalidArgument(
                 f"choices={list(choices)!r}: at least one, none empty, none twice"
             )
+        prompt = self.token_ids()
+        if not prompt:
+            raise InvalidArgument("nothing stands before the choices: append text first")
         scoring = _Scoring(self._backend, self._namespace, unconditional=unconditional)
-        scoring.build(self.token_ids(), {choice: self._with_choice(choice) for choice in choices})
+        scoring.build(prompt, self._lines(prompt, choices))
         scoring.handle.on_cancel = scoring.cancel
-        if scoring.requests:
-            self._submit(scoring.requests)
-        else:  # single tokens behind nothing
-            scoring.resolve()
+        self._submit(scoring.requests)
         return scoring.handle
 
-    def _with_choice(self, choice: str) -> list[int]:
-        """The ids of the branch with `choice` behind it, tokenised as one text with the pending
-        literal.
+    def _lines(self, prompt: list[int], choices: Sequence[str]) -> dict[str, list[int]]:
+        """Per choice the ids of the branch with it, tokenised as one text with the pending literal.
+
+        Where a choice would change the very first token, which no logits predict, the branch's
+        tokens stay as they are and the choices are tokenised behind them.
         """
-        return self._ids + self._backend.with_bos(self._literal.append(choice))
+        lines = {c: self._ids + self._backend.with_bos(self._literal.append(c)) for c in choices}
+        if all(line[0] == prompt[0] for line in lines.values()):
+            return lines
+        behind = Literal(self._backend.text, first=False)
+        return {c: [*prompt, *behind.append(c).ids()] for c in choices}
 
     def commit(self, choice: ChoiceScore) -> None:
         self._ids = [*self.token_ids()[: choice.start], *choice.token_ids]
@@ -198,6 +204,7 @@ class _Scoring:
             next_logprob=max(1, len(ids) - tail),
             on_finish=self._finished,
             on_error=self._failed,
+            scored=True,
         )
         self.requests.append(request)
         return request
@@ -249,7 +256,7 @@ def _padded(request: Request | None, length: int) -> tuple[float, ...]:
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
     """How many leading ids two lists share."""
     length = 0
-    for x, y in zip(a, b):  # noqa: B905 - the shorter one decides
+    for x, y in zip(a, b, strict=False):
         if x != y:
             break
         length += 1

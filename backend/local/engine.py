@@ -72,7 +72,7 @@ class Engine:
         self.check_every_step = check_every_step
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._closing = False
-        self._broken: EngineInvariantError | None = None
+        self._broken: BaseException | None = None
         self._pid = os.getpid()
         self._start_lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -145,7 +145,12 @@ class Engine:
                 self._thread.start()
 
     def _why_closed(self) -> BackendClosed | EngineInvariantError:
-        return self._broken or BackendClosed("the backend was closed")
+        """A new error each time: errors collect notes of the program that meets them."""
+        if self._broken is None:
+            return BackendClosed("the backend was closed")
+        stopped = EngineInvariantError(f"the engine stopped: {self._broken!r}")
+        stopped.__cause__ = self._broken
+        return stopped
 
     # -- the loop
 
@@ -156,8 +161,7 @@ class Engine:
                     self._read_inbox()
                     self.step()
         except BaseException as error:
-            self._broken = EngineInvariantError(f"the engine stopped: {error!r}")
-            self._broken.__cause__ = error
+            self._broken = error
         with self._start_lock:
             self._closing = True
         self._read_inbox(wait=False)

@@ -69,6 +69,7 @@ class Request:
     tokens: all known ids: the prompt, then what was sampled. A scored choice is a prompt that
     samples nothing.
     prompt_length: how many of them were given.
+    scored: a choice: its last token is scored, never computed, for it predicts nothing.
     samples: whether to go on sampling after the known tokens; else it ends when its
     log-probabilities are known.
     next_logprob: position of the first known token whose log-probability is wanted and not there
@@ -89,6 +90,7 @@ class Request:
     on_text: Callable[[str], None] | None = None
     seed: int = 0
     samples: bool = True
+    scored: bool = False
     next_logprob: int | None = None
     heal: IntArray | None = None
     output: OutputText | None = None
@@ -132,7 +134,7 @@ class Request:
         """Where the tokens that must be computed end. The last token of a scored choice predicts
         nothing.
         """
-        return len(self.tokens) if self.samples else len(self.tokens) - 1
+        return len(self.tokens) - 1 if self.scored else len(self.tokens)
 
     @property
     def is_decoding(self) -> bool:

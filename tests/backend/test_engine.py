@@ -20,6 +20,7 @@ from stemma.lang.errors import (
     BackendClosed,
     Cancelled,
     ContextOverflow,
+    EngineInvariantError,
     InvalidArgument,
     OutOfCacheMemory,
     StemmaError,
@@ -307,6 +308,7 @@ def test_zero_max_tokens_scores_the_prompt_and_ends(make: Make) -> None:
     assert (found.text, found.token_ids, found.finish_reason) == ("", (), "length")
     assert found.prompt_logprobs is not None
     assert len(found.prompt_logprobs) == 2
+    assert found.usage.prompt_tokens == 3
 
 
 def test_slow_listener_is_not_waited_for_by_others(make: Make) -> None:
@@ -387,3 +389,33 @@ def test_lpm_lets_nobody_be_overtaken_without_bound(make: Make) -> None:
     for handle in handles:
         handle.result(timeout=60)
     assert 1 <= order.index("cold") <= scheduler.MAX_OVERTAKEN
+
+
+def test_choices_behind_nothing_are_refused(make: Make) -> None:
+    with pytest.raises(InvalidArgument, match="nothing stands before"):
+        make().open().score(["yes", "no"])
+
+
+def test_choices_that_join_with_the_first_token_are_scored_behind_it(make: Make) -> None:
+    backend = make()
+    word = next(b.decode() for b in backend.text.token_bytes if len(b) == 2 and b.isalpha())
+    assert len(backend.encode(word)) == 1
+    branch = backend.open()
+    branch.append(word[0])
+    for choice in branch.score([word[1], "?"]).result().choices:
+        assert choice.start == 1
+        assert all(logprob < 0 for logprob in choice.logprobs)
+
+
+def test_broken_engine_raises_a_new_error_for_each_program(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = make()
+    monkeypatch.setattr(backend.engine.scheduler, "schedule", lambda: 1 / 0)
+    errors = []
+    for _ in range(2):
+        with pytest.raises(EngineInvariantError, match="division by zero") as raised:
+            backend.generate([[5, 6]], GREEDY)
+        errors.append(raised.value)
+    assert errors[0] is not errors[1]
+    assert isinstance(errors[1].__cause__, ZeroDivisionError)
