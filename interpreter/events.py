@@ -26,7 +26,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class TextAdded(Event):
-    """The branch has grown by `text`; `variable` is the one being written, None for literals."""
+    """The branch has grown by `text`; `variable` is the one that it belongs to, None for literals
+    and for the marks around a reasoning that is kept apart.
+    """
 
     text: str
     variable: str | None = None

@@ -228,7 +228,13 @@ class Executor:
         match operation:
             case Text(text=text, control=control):
                 branch.append(text, control=control)
-                self._write_literal(text, operation)
+                self._write_literal(Piece(text, "control" if control else "literal"))
+            case RoleBegin(role=role, template=template):
+                branch.append(template, control=True)
+                self._write_literal(Piece(template, "begin", role=role))
+            case RoleEnd(role=role, template=template):
+                branch.append(template, control=True)
+                self._write_literal(Piece(template, "end", role=role))
             case Gen():
                 self._generate(branch, operation, variable)
             case Select(choices=choices, method=method):
@@ -236,9 +242,6 @@ class Executor:
                 self._fly(Flight(operation, variable, [handle]))
             case Score(text=text):
                 self._fly(Flight(operation, variable, [branch.score([text])]))
-            case RoleBegin(template=template) | RoleEnd(template=template):
-                branch.append(template, control=True)
-                self._write_literal(template, operation)
             case Fork(children=children):
                 self._fork(branch, children)
             case Tokens() if variable is not None:
@@ -252,9 +255,9 @@ class Executor:
             case _:
                 raise NotImplementedError(f"no execution for {operation!r}")
 
-    def _write_literal(self, text: str, operation: Operation) -> None:
-        self.transcript.own.append(Piece(text, operation))
-        self._listeners.tell_text(text)
+    def _write_literal(self, piece: Piece) -> None:
+        self.transcript.own.append(piece)
+        self._listeners.tell_text(piece.text)
 
     def _fork(self, branch: Branch, children: tuple[Executor, ...]) -> None:
         branches = branch.fork(len(children))

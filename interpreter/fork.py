@@ -115,7 +115,9 @@ class Forks(Sequence[ProgramState]):
         if mode == "gather_variable":
             return self._gather()
         written = (piece for s in self._states for piece in s._executor.transcript.own)
-        self._parent.append(Chain(tuple(_again(piece) for piece in written if piece.text)))
+        self._parent.append(
+            Chain(tuple(_again(piece) for piece in written if piece.text or piece.role))
+        )
         self._tell_joined(())
         return {}
 
@@ -145,11 +147,10 @@ def _check_mode(mode: object) -> None:
 
 
 def _again(piece: Piece) -> Operation:
-    """What appends the text of a piece once more: generated text becomes a literal."""
-    match piece.operation:
-        case Text() | RoleBegin() | RoleEnd():
-            return piece.operation
-    return Text(piece.text)
+    """What appends a piece once more: what a model has written becomes a literal."""
+    if piece.role is not None:
+        return RoleBegin(piece.role) if piece.kind == "begin" else RoleEnd(piece.role)
+    return Text(piece.text, control=piece.kind == "control")
 
 
 def _defined(state: ProgramState, name: str) -> Variable:

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from stemma.backend.base import Usage
-from stemma.interpreter.meta import Meta, ScoreMeta, SelectMeta
-from stemma.interpreter.transcript import Kind, Piece, Transcript
-from stemma.lang.ops import Score
+from stemma.interpreter.transcript import Piece, Transcript
 
 if TYPE_CHECKING:
     from rich.tree import Tree
+
+SegmentKind = Literal[
+    "literal", "control", "template", "generated", "reasoning", "mark", "selected", "score"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class Segment:
     the operation failed after writing this.
     """
 
-    kind: Kind
+    kind: SegmentKind
     text: str
     variable: str | None = None
     usage: Usage | None = None
@@ -99,9 +101,8 @@ def picture_of(
         if child is not transcript:
             drawn = _draw(child, child.own, below.pop(id(child), []), limit)
             below.setdefault(id(child.parent), []).insert(0, (child.shared, drawn))
-    inherited = list(transcript)[: -len(transcript.own) or None]
-    shift = len(inherited)
-    splits = [(at + shift, child) for at, child in below.get(id(transcript), [])]
+    inherited = transcript.inherited()
+    splits = [(at + len(inherited), child) for at, child in below.get(id(transcript), [])]
     drawn = _draw(transcript, [*inherited, *transcript.own], splits, limit)
     return replace(drawn, of_run=of_run)
 
@@ -126,38 +127,26 @@ def _draw(
 
 def _segments(pieces: list[Piece], limit: int | None) -> Iterator[Segment]:
     """Texts of one kind that touch are one, unless a model wrote them."""
-    for kind, run in groupby(pieces, key=lambda piece: piece.kind):
+    for kind, run in groupby(pieces, key=_kind):
         if kind in ("literal", "control", "template"):
             yield Segment(kind, shortened("".join(piece.text for piece in run), limit))
         else:
-            yield from (_segment(piece, limit) for piece in run if piece.text or piece.metas)
+            yield from (
+                Segment(
+                    kind,
+                    shortened(piece.text, limit),
+                    piece.variable,
+                    piece.usage,
+                    "failed here" if piece.broken else piece.note,
+                    piece.broken,
+                )
+                for piece in run
+                if piece.text or piece.usage is not None
+            )
 
 
-def _segment(piece: Piece, limit: int | None) -> Segment:
-    usage = sum((meta.usage for meta in piece.metas), Usage()) if piece.metas else None
-    name = piece.operation.name if isinstance(piece.operation, Score) else piece.variable
-    text = shortened(piece.text, limit)
-    return Segment(piece.kind, text, name, usage, _note(piece), piece.broken)
-
-
-def _note(piece: Piece) -> str:
-    if piece.broken:
-        return "failed here"
-    if not piece.metas:
-        return ""
-    first = piece.metas[0]
-    match first:
-        case Meta(finish_reason="length"):
-            how = "cut by max_tokens"
-        case Meta(matched_stop=str(stop)):
-            how = f"stopped at {stop!r}"
-        case Meta():
-            how = "ended"
-        case SelectMeta():
-            how = ", ".join(f"{text!r} {p:.0%}" for text, p in first.probabilities.items())
-        case ScoreMeta():
-            how = f"of {piece.operation.text!r}" if isinstance(piece.operation, Score) else ""
-    return how if len(piece.metas) == 1 else f"{how}; the first of {len(piece.metas)} samples"
+def _kind(piece: Piece) -> SegmentKind:
+    return "template" if piece.kind == "begin" or piece.kind == "end" else piece.kind
 
 
 def shortened(text: str, limit: int | None) -> str:

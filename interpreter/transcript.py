@@ -7,15 +7,12 @@ fork shares its parent's pieces.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 from stemma.backend.base import Usage
-from stemma.interpreter.meta import Meta, ScoreMeta, SelectMeta
-from stemma.lang.ops import Gen, Operation, RoleBegin, RoleEnd, Score, Select, Text
 
 Kind = Literal[
-    "literal", "control", "template", "generated", "reasoning", "mark", "selected", "score"
+    "literal", "control", "begin", "end", "generated", "reasoning", "mark", "selected", "score"
 ]
 
 
@@ -26,38 +23,27 @@ class Message(TypedDict):
     content: str
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Some text, and the operation that wrote it.
+class Piece(NamedTuple):
+    """Some text, and what it is.
 
-    variable: the one that the text belongs to. part: of a generation whose reasoning is kept apart.
-    reads: variables that are there from here on, with their values. metas: on the last piece of an
-    operation that needed the model, how it came about, sample by sample.
-    broken: the operation failed after writing this.
+    kind: "begin" and "end" are the template's text around a message of `role`; "mark" stands around
+    a reasoning that is kept apart. variable: the one that the text belongs to.
+    reads: variables that are there from here on, with their values.
+    usage: on the last piece of an operation that needed the model, what that took. note: how it
+    ended, in words. broken: it failed after writing this.
+
+    A named tuple, since one is made with every append and kept: a third of the time of a frozen
+    dataclass. It holds no operation and no meta, whose log-probabilities may be large.
     """
 
     text: str
-    operation: Operation
+    kind: Kind = "literal"
     variable: str | None = None
-    part: Literal["answer", "reasoning", "mark"] = "answer"
+    role: str | None = None
     reads: tuple[tuple[str, Any], ...] = ()
-    metas: tuple[Meta | SelectMeta | ScoreMeta, ...] = ()
+    usage: Usage | None = None
+    note: str = ""
     broken: bool = False
-
-    @property
-    def kind(self) -> Kind:
-        match self.operation:
-            case Text(control=control):
-                return "control" if control else "literal"
-            case RoleBegin() | RoleEnd():
-                return "template"
-            case Gen():
-                return "generated" if self.part == "answer" else self.part
-            case Select():
-                return "selected"
-            case Score():
-                return "score"
-        raise NotImplementedError(f"no text of {self.operation!r}")
 
 
 class Transcript:
@@ -78,15 +64,17 @@ class Transcript:
         self.failure: str | None = None
 
     def __iter__(self) -> Iterator[Piece]:
+        yield from self.inherited()
+        yield from self.own
+
+    def inherited(self) -> list[Piece]:
+        """The pieces before its own: those of its ancestors, up to each fork."""
         stretches: list[list[Piece]] = []
-        node, stop = self, len(self.own)
-        while True:  # a loop: forks of forks may be thousands deep
-            stretches.append(node.own[:stop])
-            if node.parent is None:
-                break
-            node, stop = node.parent, node.shared
-        for stretch in reversed(stretches):
-            yield from stretch
+        node = self
+        while node.parent is not None:  # a loop: forks of forks may be thousands deep
+            stretches.append(node.parent.own[: node.shared])
+            node = node.parent
+        return [piece for stretch in reversed(stretches) for piece in stretch]
 
     def text(self) -> str:
         return "".join(piece.text for piece in self)
@@ -95,7 +83,7 @@ class Transcript:
         """The text since the last message began, its template included; without messages all."""
         texts: list[str] = []
         for piece in self:
-            if isinstance(piece.operation, RoleBegin):
+            if piece.kind == "begin":
                 texts.clear()
             texts.append(piece.text)
         return "".join(texts)
@@ -107,13 +95,11 @@ class Transcript:
         messages: list[Message] = []
         inside = False
         for piece in self:
-            match piece.operation:
-                case RoleBegin(role=role):
-                    messages.append({"role": role, "content": ""})
-                    inside = True
-                case RoleEnd():
-                    inside = False
-                case _:
-                    if inside and piece.part == "answer":
-                        messages[-1]["content"] += piece.text
+            if piece.kind == "begin" and piece.role is not None:
+                messages.append({"role": piece.role, "content": ""})
+                inside = True
+            elif piece.kind == "end":
+                inside = False
+            elif inside and piece.kind not in ("mark", "reasoning"):
+                messages[-1]["content"] += piece.text
         return messages

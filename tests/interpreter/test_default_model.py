@@ -98,6 +98,19 @@ def test_runs_with_different_salts_share_nothing(backend: st.LocalBackend) -> No
     assert cached("yours") > 0
 
 
+def test_the_default_backend_runs_and_forgets(backend: st.LocalBackend) -> None:
+    program = st.function(lambda s: s.append("One two three" + st.gen("x", max_tokens=2)))
+    st.set_default_backend(backend)
+    try:
+        assert program.run().usage.cached_tokens == 0
+        assert program.run().usage.cached_tokens > 0
+        assert st.flush_cache() > 0
+        assert program.run().usage.cached_tokens == 0
+        assert st.flush_cache(backend) > 0
+    finally:
+        st.set_default_backend(None)
+
+
 def test_a_forks_seed_gives_the_same_texts_in_any_run(backend: st.LocalBackend) -> None:
     @st.function
     def program(s: st.ProgramState) -> Any:
