@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import fields
 from typing import Protocol
 
@@ -118,9 +119,9 @@ class Terminal:
         self.again = True
         self.prompt = ""
         if sys.stdin.isatty() and console.is_terminal:
-            import readline  # noqa: F401 - gives `input` a line editor and a history
-
             self.prompt = "> "
+            with suppress(ImportError):  # not everywhere; a line editor and a history for `input`
+                import readline  # noqa: F401
 
     def greet(self) -> None:
         if self.prompt:
