@@ -260,9 +260,9 @@ class Executor:
         self._listeners.tell_text(piece.text)
 
     def _fork(self, branch: Branch, children: tuple[Executor, ...]) -> None:
-        branches = branch.fork(len(children))
+        branches, fork = branch.fork(len(children)), len(self.run.record)
         for child, split in zip(children, branches, strict=True):
-            transcript = Transcript(child.label, self.transcript)
+            transcript = Transcript(child.label, self.transcript, fork)
             self.run.record.append(transcript)
             # By way of the queue: a chain of thousands of forks must not become a deep stack.
             self.run.dispatcher.call(_later(child.start, split, transcript))

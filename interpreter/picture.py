@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from stemma.backend.base import Usage
 from stemma.interpreter.transcript import Piece, Transcript
 
 if TYPE_CHECKING:
     from rich.tree import Tree
+
+# Forks of forks deeper than this are counted, not drawn, and so are further branches of one fork.
+DRAWN_DEPTH = 8
+DRAWN_BRANCHES = 50
 
 SegmentKind = Literal[
     "literal", "control", "template", "generated", "reasoning", "mark", "selected", "score"
@@ -96,29 +100,31 @@ def picture_of(
 
     limit: longer texts are shortened to so many characters.
     """
-    below: dict[int, list[tuple[int, Picture]]] = {}
+    below: dict[int, list[_Child]] = {}
     for child in reversed(list(record)):  # children come behind their parents
         if child is not transcript:
-            drawn = _draw(child, child.own, below.pop(id(child), []), limit)
-            below.setdefault(id(child.parent), []).insert(0, (child.shared, drawn))
-    inherited = transcript.inherited()
-    splits = [(at + len(inherited), child) for at, child in below.get(id(transcript), [])]
-    drawn = _draw(transcript, [*inherited, *transcript.own], splits, limit)
+            drawn = _draw(child, [], below.pop(id(child), []), limit)
+            below.setdefault(id(child.parent), []).insert(0, _Child(child, drawn))
+    drawn = _draw(transcript, transcript.inherited(), below.get(id(transcript), []), limit)
     return replace(drawn, of_run=of_run)
 
 
+class _Child(NamedTuple):
+    transcript: Transcript
+    picture: Picture
+
+
 def _draw(
-    transcript: Transcript,
-    pieces: list[Piece],
-    splits: list[tuple[int, Picture]],
-    limit: int | None,
+    transcript: Transcript, inherited: list[Piece], children: list[_Child], limit: int | None
 ) -> Picture:
-    """splits: branches, and after how many of the pieces each begins, in order."""
+    """The branch with what it has inherited, or without; children: in the order of their forks."""
+    pieces, done = [*inherited, *transcript.own], 0
     parts: list[Segment | Split] = []
-    done = 0
-    for at in dict.fromkeys(at for at, _ in splits):
+    for _, siblings in groupby(children, key=lambda child: child.transcript.fork):
+        branches = list(siblings)
+        at = len(inherited) + branches[0].transcript.shared
         parts += _segments(pieces[done:at], limit)
-        parts.append(Split(tuple(child for place, child in splits if place == at)))
+        parts.append(Split(tuple(branch.picture for branch in branches)))
         done = at
     parts += _segments(pieces[done:], limit)
     usage = sum(transcript.usages, Usage())

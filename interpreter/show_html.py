@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from html import escape
 
-from stemma.interpreter.picture import Picture, Segment, in_words
-
-DRAWN_DEPTH = 16
-"""Forks of forks deeper than this are counted, not drawn."""
+from stemma.interpreter.picture import DRAWN_BRANCHES, DRAWN_DEPTH, Picture, Segment, in_words
 
 _STYLES = {
     "literal": "",
@@ -68,8 +65,10 @@ def _flow(picture: Picture, depth: int) -> str:
             inner += (
                 f'<details open style="{_BELOW}"><summary>{_heading(branch)}</summary>'
                 f"{_flow(branch, depth + 1)}</details>"
-                for branch in part.branches
+                for branch in part.branches[:DRAWN_BRANCHES]
             )
+            if len(part.branches) > DRAWN_BRANCHES:
+                inner.append(_small(f" … {len(part.branches) - DRAWN_BRANCHES} more "))
     if picture.failure is not None:
         inner.append(f'<div style="{_BROKEN}">{escape(picture.failure)}</div>')
     return f'<div style="{_FLOW}">{"".join(inner)}</div>'
@@ -80,7 +79,8 @@ def _span(segment: Segment) -> str:
     what = f"{segment.kind} {segment.variable}" if segment.variable else segment.kind
     took = segment.took()
     note = _small(f" {escape(segment.variable or segment.kind)}: {escape(took)} ") if took else ""
-    return f'<span style="{style}" title="{escape(what)}">{escape(segment.text)}</span>{note}'
+    text, style = escape(segment.text), f"unicode-bidi:isolate;{style}"
+    return f'<span style="{style}" title="{escape(what)}">{text}</span>{note}'
 
 
 def _small(html: str) -> str:

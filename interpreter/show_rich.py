@@ -13,11 +13,9 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from stemma.interpreter.picture import Picture, Segment, in_words
+from stemma.interpreter.picture import DRAWN_BRANCHES, DRAWN_DEPTH, Picture, Segment, in_words
 
 PLAIN_WIDTH = 120
-PRINTED_DEPTH = 8
-"""Forks of forks deeper than this are counted, not drawn."""
 
 NAMES = {
     "literal": "text",
@@ -60,14 +58,16 @@ def _grow(node: Tree, picture: Picture, depth: int) -> None:
     for part in picture.parts:
         if isinstance(part, Segment):
             node.add(_row(part))
-        elif depth > PRINTED_DEPTH:
+        elif depth > DRAWN_DEPTH:
             node.add(Text(f"… fork into {len(part.branches)}, and what is below", style="dim"))
         else:
             below = node
             if len(part.branches) > 1:
                 below = node.add(Text(f"fork into {len(part.branches)}", style="bold"))
-            for branch in part.branches:
+            for branch in part.branches[:DRAWN_BRANCHES]:
                 _grow(below.add(_title(branch)), branch, depth + 1)
+            if len(part.branches) > DRAWN_BRANCHES:
+                below.add(Text(f"… {len(part.branches) - DRAWN_BRANCHES} more", style="dim"))
     if picture.failure is not None:
         node.add(Text(spelled(picture.failure), style="red"))
 

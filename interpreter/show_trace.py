@@ -11,8 +11,8 @@ from typing import Any
 from rich.text import Text as Line
 from rich.tree import Tree
 
-from stemma.interpreter.picture import shortened
-from stemma.interpreter.show_rich import PRINTED_DEPTH, spelled
+from stemma.interpreter.picture import DRAWN_BRANCHES, DRAWN_DEPTH, shortened
+from stemma.interpreter.show_rich import spelled
 from stemma.interpreter.trace import ForkOutline, Outline, Trace
 from stemma.lang.choices import token_length_normalized
 from stemma.lang.ops import (
@@ -27,7 +27,6 @@ from stemma.lang.ops import (
     Text,
 )
 
-PRINTED_BRANCHES = 20
 TEXT_WIDTH = 60
 ARGUMENT_WIDTH = 30
 
@@ -67,14 +66,14 @@ def _grow(root: Tree, outline: Outline, depth: int) -> None:
 
 def _grow_fork(node: Tree, fork: ForkOutline, depth: int) -> None:
     count = len(fork.branches)
-    if depth > PRINTED_DEPTH:
+    if depth > DRAWN_DEPTH:
         node.add(Line(f"… fork into {count}, and what is below", style="dim"))
         return
     below = node.add(Line(f"fork into {count}", style="bold")) if count > 1 else node
-    for branch in fork.branches[:PRINTED_BRANCHES]:
+    for branch in fork.branches[:DRAWN_BRANCHES]:
         _grow(below.add(Line(_shown(branch.label), style="bold")), branch, depth + 1)
-    if count > PRINTED_BRANCHES:
-        below.add(Line(f"… {count - PRINTED_BRANCHES} more", style="dim"))
+    if count > DRAWN_BRANCHES:
+        below.add(Line(f"… {count - DRAWN_BRANCHES} more", style="dim"))
 
 
 def _with_short_messages(steps: Any) -> Iterator[Any]:

@@ -49,15 +49,17 @@ class Piece(NamedTuple):
 class Transcript:
     """The pieces of a branch; before them come the first `shared` of its parent's own.
 
-    label: of the branch. usages: what its work took, request by request. failure: why it stands
-    still for good, in words: the error itself would keep its traceback's frames alive.
+    label: of the branch. fork: a number that the branches of one fork share. usages: what its work
+    took, request by request. failure: why it stands still for good, in words: the error itself
+    would keep its traceback's frames alive.
     """
 
-    __slots__ = ("failure", "label", "own", "parent", "shared", "usages")
+    __slots__ = ("failure", "fork", "label", "own", "parent", "shared", "usages")
 
-    def __init__(self, label: str, parent: Transcript | None = None) -> None:
+    def __init__(self, label: str, parent: Transcript | None = None, fork: int = 0) -> None:
         self.label = label
         self.parent = parent
+        self.fork = fork
         self.shared = len(parent.own) if parent is not None else 0
         self.own: list[Piece] = []
         self.usages: list[Usage] = []

@@ -118,7 +118,7 @@ def test_a_branch_shown_by_itself_has_all_its_text() -> None:
 
     program.run(backend=MockBackend(["!"]))
     picture = kept[0].picture(children=True)
-    assert "".join(segment.text for segment in picture.segments) == "before child!"
+    assert [segment.text for segment in picture.segments] == ["before child", "!"]
     assert isinstance(picture.parts[-1], Split)
     assert picture.parts[-1].branches[0].segments[0].text == "grandchild"
 
@@ -259,9 +259,10 @@ def test_a_text_moves_no_cursor_in_a_terminal() -> None:
     assert not set("\x1b\x07\u202e") & set(shown)
 
 
-def test_deep_forks_are_counted_not_drawn() -> None:
+def test_deep_and_many_forks_are_counted_not_drawn() -> None:
     @st.function
     def program(s: st.ProgramState) -> None:
+        s.fork(70).__iadd__("y")
         for _ in range(3000):
             s = s.copy()
             s += "x"
@@ -270,4 +271,6 @@ def test_deep_forks_are_counted_not_drawn() -> None:
     picture = state.picture(children=True)
     assert "and what is below" in str(picture)
     assert "and what is below" in picture._repr_html_()
-    assert len(str(picture).splitlines()) < 60
+    assert "… 20 more" in str(picture)
+    assert "… 20 more" in picture._repr_html_()
+    assert len(str(picture).splitlines()) < 150
