@@ -8,7 +8,7 @@ import pytest
 
 import stemma as st
 from stemma.backend.chat import ChatFormat
-from stemma.backend.mock import MockBackend
+from stemma.backend.mock import MockBackend, MockBranch
 from stemma.lang.errors import InvalidArgument, UnsupportedByBackend
 
 HI = {"role": "user", "content": "hi"}
@@ -145,6 +145,21 @@ def test_the_chat_format_decides_which_roles_a_conversation_may_have() -> None:
     assert (state.text(), state.messages()) == ("U:hi\nT:4\n", messages)
     with pytest.raises(UnsupportedByBackend, match=r"messages\[1\]: a turn of 'tool'"):
         program.run(messages=messages, backend=MockBackend())
+
+
+def test_a_message_that_fails_tells_the_line_that_gave_it() -> None:
+    broken = MockBackend()
+    broken.open = lambda namespace=None: Full(broken, namespace)  # type: ignore[assignment, method-assign]
+    with pytest.raises(OSError, match="full") as caught:
+        list(st.function(lambda s: None).stream(messages=[HI], backend=broken))
+    assert caught.value.site.function == "test_a_message_that_fails_tells_the_line_that_gave_it"  # type: ignore[attr-defined]
+
+
+class Full(MockBranch):
+    """A branch that takes no text."""
+
+    def append(self, text: str, *, control: bool = False) -> None:
+        raise OSError("full")
 
 
 def test_all_ways_to_run_start_from_a_conversation() -> None:

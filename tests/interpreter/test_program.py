@@ -121,7 +121,7 @@ def test_an_option_that_is_not_built_is_refused(option: str) -> None:
         capital.run("France", backend=MockBackend(), **{option: "x"})
 
 
-@pytest.mark.parametrize("option", [{"timeout": 0}, {"seed": 1.5}, {"seed": 2**64}])
+@pytest.mark.parametrize("option", [{"timeout": 0}, {"seed": 1.5}, {"seed": 2**64}, {"salt": 3}])
 def test_an_option_that_cannot_be_meant_is_refused(option: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(option))):
         capital.run("France", backend=MockBackend(), **option)
