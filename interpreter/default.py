@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from stemma.backend.base import Backend
+from stemma.lang.errors import InvalidArgument
 
 _backend: Backend | None = None
 _lock = threading.Lock()
@@ -13,6 +14,8 @@ _lock = threading.Lock()
 def set_default_backend(backend: Backend | None) -> None:
     """Run programs on `backend` unless a run names another; None: on the default model."""
     global _backend
+    if not isinstance(backend, Backend | None):
+        raise InvalidArgument(f"the default backend must be a Backend, or None; not {backend!r}")
     with _lock:
         _backend = backend
 
@@ -29,5 +32,9 @@ def default_backend() -> Backend:
 
 
 def flush_cache(backend: Backend | None = None) -> int:
-    """Forget what a backend has cached and no running request uses; how many tokens."""
-    return (backend if backend is not None else default_backend()).flush_cache()
+    """Forget what a backend has cached and no running request uses; how many tokens.
+
+    Without `backend` the default one; where no program has used it yet there is nothing to forget.
+    """
+    chosen = backend if backend is not None else _backend
+    return 0 if chosen is None else chosen.flush_cache()

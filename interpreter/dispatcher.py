@@ -22,6 +22,11 @@ from stemma.lang.errors import BackendClosed, StemmaError
 Job = Callable[[], object]
 
 
+# A queue does not take any number of seconds; a longer pause is several.
+_LONGEST_PAUSE = 3600.0
+_FEW_TIMERS = 64
+
+
 class Timer:
     """A job for later, which can be called off."""
 
@@ -45,6 +50,7 @@ class Dispatcher:
         # SimpleQueue.put may be called from anywhere, finalizers and signal handlers included.
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._timers: list[tuple[float, int, Timer]] = []
+        self._sweep_at = _FEW_TIMERS
         self._order = itertools.count()
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._loop, name="stemma-dispatcher", daemon=True)
@@ -58,8 +64,15 @@ class Dispatcher:
         """Run `job()` at `moment` of `time.monotonic()`."""
         timer = Timer(job)
         entry = (moment, next(self._order), timer)
-        self._jobs.put(lambda: heapq.heappush(self._timers, entry))
+        self._jobs.put(lambda: self._set(entry))
         return timer
+
+    def _set(self, entry: tuple[float, int, Timer]) -> None:
+        if len(self._timers) >= self._sweep_at:  # of those called off, only the moment lets go
+            self._timers = [timer for timer in self._timers if timer[2].job is not None]
+            heapq.heapify(self._timers)
+            self._sweep_at = max(_FEW_TIMERS, 2 * len(self._timers))
+        heapq.heappush(self._timers, entry)
 
     def check_may_wait(self) -> None:
         """Raise where waiting never ends: on the dispatcher's own thread, and after os.fork."""
@@ -85,7 +98,7 @@ class Dispatcher:
         while True:
             pause = None
             if self._timers:
-                pause = self._timers[0][0] - time.monotonic()
+                pause = min(self._timers[0][0] - time.monotonic(), _LONGEST_PAUSE)
                 if pause <= 0:
                     return heapq.heappop(self._timers)[2].fire
             with suppress(Empty):

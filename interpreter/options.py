@@ -47,11 +47,19 @@ class RunOptions:
         for name in ("adapter", "cache", "record", "replay"):
             if getattr(self, name) is not None:
                 raise UnsupportedByBackend(f"run({name}=...) is not built yet")
-        if self.timeout is not None and not self.timeout > 0:
+        if not isinstance(self.backend, Backend | None):
+            raise InvalidArgument(f"backend={self.backend!r}: must be a Backend, or None")
+        if not isinstance(self.sampling, SamplingParams | None):
+            raise InvalidArgument(f"sampling={self.sampling!r}: must be SamplingParams, or None")
+        if self.timeout is not None and not (_is_number(self.timeout) and self.timeout > 0):
             raise InvalidArgument(f"timeout={self.timeout!r}: must be above 0 seconds, or None")
         if not isinstance(self.salt, str):
             raise InvalidArgument(f"salt={self.salt!r}: must be a string")
         check_seed(self.seed)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float | int) and not isinstance(value, bool)
 
 
 RUN_OPTIONS = tuple(field.name for field in fields(RunOptions))
