@@ -15,6 +15,9 @@ import regex  # type: ignore[import-untyped]
 
 from stemma.lang.errors import ConstraintError
 
+EXPRESSION_SECONDS = 0.1
+"""What one search with a stop expression may take: meanwhile all other requests wait."""
+
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
@@ -105,7 +108,16 @@ class StopWatch:
     ) -> tuple[StopMatch | None, int]:
         """The match that is complete first, or None and where one may yet begin."""
         for end in range(old + 1, len(self._text) + 1):
-            match = expression.search(self._text, start, end, partial=True)
+            try:
+                match = expression.search(
+                    self._text, start, end, partial=True, timeout=EXPRESSION_SECONDS
+                )
+            except TimeoutError as error:
+                raise ConstraintError(
+                    f"stop_regex={expression.pattern!r} took over {EXPRESSION_SECONDS} s on "
+                    f"{end - start} characters of output: it goes back over the text too often; "
+                    "write it without nested repetition"
+                ) from error
             if match is not None and not match.partial:
                 return StopMatch(match.start(), match.end(), match.group()), match.start()
             start = end if match is None else match.start()
