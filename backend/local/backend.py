@@ -26,7 +26,7 @@ from stemma.backend.local.cache.radix_cache import RadixCache
 from stemma.backend.local.cache.snapshot import TreeSnapshot
 from stemma.backend.local.conventions import reasoning_marks, recommended_sampling
 from stemma.backend.local.detokenize import OutputText
-from stemma.backend.local.engine import Engine
+from stemma.backend.local.engine import Engine, refuse_forked_process
 from stemma.backend.local.literal import Literal
 from stemma.backend.local.memory import RequestMemory
 from stemma.backend.local.metrics import Stats
@@ -85,8 +85,15 @@ class LocalBackend(Backend):
     ) -> None:
         if eviction not in EVICTION:
             raise InvalidArgument(f"eviction={eviction!r}: must be one of {', '.join(EVICTION)}")
-        if page_size < 1:
-            raise InvalidArgument(f"page_size={page_size}: must be at least 1")
+        for name, value in (
+            ("page_size", page_size),
+            ("kv_tokens", 1 if kv_tokens is None else kv_tokens),
+            ("max_running", max_running),
+            ("max_step_tokens", max_step_tokens),
+        ):
+            if type(value) is not int or value < 1:
+                raise InvalidArgument(f"{name}={value!r}: must be an integer of at least 1")
+        refuse_forked_process()
         self.device = choose_device(device)
         self.dtype = choose_dtype(dtype, self.device)
         loaded = load_model(resolve_model(model), device=self.device, dtype=self.dtype)
@@ -104,16 +111,29 @@ class LocalBackend(Backend):
             "kv_heads": config.num_kv_heads,
             "head_dim": config.head_dim,
         }
+        per_token = KVPool.bytes_per_token(**shape, dtype=self.dtype)
+        affordable = default_kv_tokens(per_token, self.device, config.max_positions)
         if kv_tokens is None:
-            per_token = KVPool.bytes_per_token(**shape, dtype=self.dtype)
-            kv_tokens = default_kv_tokens(per_token, self.device, config.max_positions)
+            kv_tokens = affordable
         if kv_tokens < page_size:
             raise InvalidArgument(
                 f"kv_tokens={kv_tokens}: must hold at least one page of {page_size} tokens"
             )
-        pool = KVPool(
-            **shape, capacity=kv_tokens, page_size=page_size, dtype=self.dtype, device=self.device
-        )
+        try:
+            pool = KVPool(
+                **shape,
+                capacity=kv_tokens,
+                page_size=page_size,
+                dtype=self.dtype,
+                device=self.device,
+            )
+        except (MemoryError, ValueError, torch.OutOfMemoryError) as error:
+            mib = kv_tokens * per_token >> 20
+            raise OutOfCacheMemory(
+                f"kv_tokens={kv_tokens}: a KV pool of {mib:,} MiB cannot be had here; ask for less",
+                needed=kv_tokens,
+                limit=affordable,
+            ) from error
         cache = RadixCache(pool.allocator, eviction=EVICTION[eviction]())
         memory = RequestMemory(pool.allocator, cache, prefix_cache=prefix_cache)
         self.engine = Engine(
@@ -179,6 +199,7 @@ class LocalBackend(Backend):
         samples of every prompt have the same seeds.
         """
         params = params or SamplingParams()
+        self.engine.check_may_wait()
         listed = [prompts] if isinstance(prompts, str) else prompts
         seed = self.seed_of(params)
         handles: list[Pending[Completion]] = []
@@ -208,6 +229,10 @@ class LocalBackend(Backend):
 
     def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
         if not isinstance(prompt, str):
+            if not isinstance(prompt, Sequence | np.ndarray) or isinstance(prompt, bytes):
+                raise InvalidArgument(
+                    f"prompt {prompt!r}: prompts are texts, or lists of token ids each"
+                )
             return [int(i) for i in prompt]
         literal = Literal(self.text, first=True).append(prompt)
         return self.with_bos(literal)
@@ -271,7 +296,7 @@ class LocalBackend(Backend):
             raise InvalidArgument(
                 f"token id {beyond[0]}: the model's vocabulary ends at {self.config.vocab_size}"
             )
-        max_tokens = self._output_room(len(ids), params.max_tokens)
+        max_tokens = self._output_room(len(ids), params)
         samples = max_tokens > 0
         return Request(
             tokens=Ints(ids),
@@ -290,11 +315,13 @@ class LocalBackend(Backend):
             prompt_top_logprobs=params.top_logprobs,
         )
 
-    def _output_room(self, prompt: int, wanted: int | None) -> int:
+    def _output_room(self, prompt: int, params: SamplingParams) -> int:
         """How many tokens may be sampled after the prompt."""
         context, pool = self.config.max_positions, self.engine.scheduler.memory.capacity
-        needed = prompt + (1 if wanted is None else wanted)
-        asked = "" if wanted is None else f" and max_tokens={wanted}"
+        wanted = params.max_tokens
+        least = max(1, params.min_tokens) if wanted is None else wanted
+        needed = prompt + least
+        asked = f" and {least} to write" if least > 1 else ""
         if needed > context:
             raise ContextOverflow(
                 f"a prompt of {prompt} tokens{asked} needs {needed} positions; the context of "
@@ -309,7 +336,9 @@ class LocalBackend(Backend):
                 needed=needed,
                 limit=pool,
             )
-        return min(DEFAULT_MAX_TOKENS, min(context, pool) - prompt) if wanted is None else wanted
+        if wanted is not None:
+            return wanted
+        return min(max(DEFAULT_MAX_TOKENS, least), min(context, pool) - prompt)
 
     def _versioned(self, namespace: Namespace) -> Namespace:
         return Namespace(self.model_version, namespace.adapter, namespace.salt, namespace.extra_key)

@@ -24,8 +24,8 @@ from stemma.backend.base import (
     Usage,
 )
 from stemma.backend.local.literal import Literal
-from stemma.backend.local.request import Request
-from stemma.lang.errors import BackendClosed, InvalidArgument
+from stemma.backend.local.request import Request, State
+from stemma.lang.errors import BackendClosed, InvalidArgument, StemmaError
 from stemma.lang.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class LocalBranch(Branch):
     # -- generating
 
     def generate(self, params: SamplingParams, *, heal: bool = True) -> Generation:
-        self._must_be_open()
+        self._must_be_free()
         if params.n != 1:
             raise InvalidArgument(f"n={params.n}: a branch draws one sample; fork it for more")
         backend = self._backend
@@ -119,7 +119,7 @@ class LocalBranch(Branch):
     def score(
         self, choices: Sequence[str], *, unconditional: bool = False
     ) -> Pending[ScoredChoices]:
-        self._must_be_open()
+        self._must_be_free()
         if not choices or "" in choices or len(set(choices)) < len(choices):
             raise InvalidArgument(
                 f"choices={list(choices)!r}: at least one, none empty, none twice"
@@ -151,9 +151,11 @@ class LocalBranch(Branch):
 
     # -- requests
 
-    def _must_be_open(self) -> None:
+    def _must_be_free(self) -> None:
         if self._closed:
             raise BackendClosed("the branch was closed")
+        if any(request.state is not State.FINISHED for request in self._running):
+            raise StemmaError("the branch is at work: its last operation has not resolved yet")
 
     def _submit(self, requests: list[Request]) -> None:
         self._running = requests

@@ -7,6 +7,7 @@ never waits for a reader.
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import time
@@ -30,7 +31,7 @@ from stemma.backend.local.model.decoder import Decoder
 from stemma.backend.local.request import Request, State
 from stemma.backend.local.sampler import Sampled, SamplerError, sample, token_logprobs
 from stemma.backend.local.scheduler import Scheduler, Step
-from stemma.lang.errors import BackendClosed, Cancelled, EngineInvariantError
+from stemma.lang.errors import BackendClosed, Cancelled, EngineInvariantError, StemmaError
 
 T = TypeVar("T")
 
@@ -40,12 +41,45 @@ wanted.
 """
 
 
-class _BadRows(Exception):
-    """Rows that no token can be drawn from, by the requests they are of."""
+# torch's worker threads do not survive os.fork(): a model in the child would hang at its first
+# product. So a process that was forked from one with an engine makes none.
+_engine_was_made = False
+_process_was_forked = False
 
-    def __init__(self, errors: dict[Request, SamplerError]) -> None:
-        super().__init__(*errors.values())
-        self.errors = errors
+
+def _after_fork() -> None:
+    global _process_was_forked
+    _process_was_forked = _engine_was_made
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def refuse_forked_process() -> None:
+    """Raise BackendClosed in a process that was forked from one that had run a model."""
+    if _process_was_forked:
+        raise BackendClosed(
+            "this process was forked from one that had run a model, and torch's threads do not "
+            'survive that: start processes by multiprocessing.get_context("spawn")'
+        )
+
+
+class _BadRows(Exception):
+    """Rows that no token can be drawn from or scored by, as errors of the requests they are of."""
+
+    def __init__(self, reasons: Mapping[Request, str]) -> None:
+        super().__init__(*reasons.values())
+        self.errors = {request: StemmaError(reason) for request, reason in reasons.items()}
+
+
+def _own_copy(error: Exception) -> Exception:
+    """The error for one of several requests: each program adds notes of its own to it."""
+    try:
+        own = copy.copy(error)
+    except Exception:  # an exception that cannot be made again
+        own = StemmaError(repr(error))
+    own.__cause__ = error
+    return own
 
 
 class Engine:
@@ -63,6 +97,8 @@ class Engine:
         end_ids: frozenset[int],
         check_every_step: bool = False,
     ) -> None:
+        global _engine_was_made
+        _engine_was_made = True
         self.decoder = decoder
         self.attention = attention
         self.scheduler = scheduler
@@ -122,6 +158,11 @@ class Engine:
         self._post(run)
         return future.result()
 
+    def check_may_wait(self) -> None:
+        """Raise where waiting for a result never ends: on the thread that would produce it."""
+        if threading.current_thread() is self._thread:
+            raise StemmaError("a result was waited for on the engine's own thread, in a callback")
+
     def close(self) -> None:
         """Stop the thread; requests under way fail with BackendClosed."""
         self._closing = True
@@ -134,7 +175,8 @@ class Engine:
     def _post(self, work: Callable[[], None]) -> None:
         if os.getpid() != self._pid:
             raise BackendClosed(
-                "this backend was made before os.fork(); make a new one in the child process"
+                "this backend belongs to the process that made it, not to its os.fork(): start "
+                'processes by multiprocessing.get_context("spawn") and make a backend in each'
             )
         with self._start_lock:
             if self._closing:
@@ -164,9 +206,19 @@ class Engine:
             self._broken = error
         with self._start_lock:
             self._closing = True
-        self._read_inbox(wait=False)
+        self._turn_away()
+
+    def _turn_away(self) -> None:
+        """Nothing runs any more: tell everybody who waits, whatever state the books are in."""
+        with suppress(Empty):
+            while True:
+                job = self._inbox.get_nowait()
+                with suppress(Exception):
+                    job()
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
-            request.on_error(self._why_closed())
+            request.state = State.FINISHED
+            with suppress(Exception):
+                request.on_error(self._why_closed())
 
     def _read_inbox(self, *, wait: bool = True) -> None:
         try:
@@ -191,7 +243,7 @@ class Engine:
             self._undo(step, bad.errors)
             return
         except Exception as error:
-            self._undo(step, dict.fromkeys(step.requests, error))
+            self._undo(step, {request: _own_copy(error) for request in step.requests})
             return
         self.scheduler.commit(step)
         self.counters.steps += 1
@@ -221,34 +273,31 @@ class Engine:
     def _score_known_tokens(
         self, step: Step, batch: Batch, hidden: Tensor
     ) -> list[list[TokenLogprob]]:
-        """Log-probabilities of the prompt tokens that the rows of this step predict, per request of
-        the step.
-        """
-        rows: list[np.ndarray] = []
+        """Log-probabilities of the prompt tokens that this step predicts, per request."""
+        rows: list[int] = []
         targets: list[int] = []
-        spans: list[int] = []
-        top = 0
+        owners: list[int] = []
         for i, (request, entry) in enumerate(zip(step.requests, step.entries, strict=True)):
             first = request.next_logprob
-            last = min(request.scheduled_end + 1, request.prompt_length)
-            count = 0 if first is None else max(0, last - first)
-            spans.append(count)
-            if first is not None and count:
-                offset = first - 1 - entry.computed
-                rows.append(batch.rows_of(i)[offset : offset + count])
-                targets.extend(request.tokens.view()[first:last].tolist())
-                top = max(top, request.prompt_top_logprobs)
-        found: list[TokenLogprob] = []
-        if targets:
-            wanted = np.concatenate(rows)
-            for start in range(0, len(wanted), LOGPROB_ROWS):
-                block = torch.from_numpy(wanted[start : start + LOGPROB_ROWS]).to(self.device)
-                logits = self.decoder.logits(hidden[block])
-                found += token_logprobs(logits, targets[start : start + LOGPROB_ROWS], top)
-        scored = []
-        for count in spans:
-            scored.append(found[:count])
-            del found[:count]
+            if first is None:
+                continue
+            known = request.tokens.view(request.prompt_length)[first : request.scheduled_end + 1]
+            offset = first - 1 - entry.computed
+            rows += batch.rows_of(i)[offset : offset + len(known)].tolist()
+            targets += known.tolist()
+            owners += [i] * len(known)
+        top = max((step.requests[i].prompt_top_logprobs for i in owners), default=0)
+        scored: list[list[TokenLogprob]] = [[] for _ in step.requests]
+        for start in range(0, len(rows), LOGPROB_ROWS):
+            block = slice(start, start + LOGPROB_ROWS)
+            wanted = torch.tensor(rows[block], dtype=torch.int64).to(self.device)
+            try:
+                found = token_logprobs(self.decoder.logits(hidden[wanted]), targets[block], top)
+            except SamplerError as error:
+                at_fault = {owners[start + k]: why for k, why in error.reasons.items()}
+                raise _BadRows({step.requests[i]: why for i, why in at_fault.items()}) from error
+            for i, logprob in zip(owners[block], found, strict=True):
+                scored[i].append(logprob)
         return scored
 
     def _accept_scored(self, request: Request, logprobs: list[TokenLogprob]) -> None:
@@ -290,7 +339,7 @@ class Engine:
         try:
             sampled = iter(sample(logits, index.tolist(), draws))
         except SamplerError as error:
-            raise _BadRows({owners[k]: error for k in error.reasons}) from error
+            raise _BadRows({owners[k]: why for k, why in error.reasons.items()}) from error
         return [
             (request, [next(sampled) for _ in range(1 if request.heal is None else 2)])
             for _, request in drawing
@@ -334,7 +383,11 @@ class Engine:
 
     def _append(self, request: Request, sampled: Sampled) -> None:
         output, token = request.text_out, sampled.token_id
-        ended = output.push(token)
+        try:
+            ended = output.push(token)
+        except StemmaError as error:  # a stop expression that takes too long
+            self._fail(request, error)
+            return
         if output.num_tokens > len(
             request.output_ids
         ):  # else the token only said that the text ends

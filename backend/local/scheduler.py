@@ -112,6 +112,8 @@ class Scheduler:
 
     def finish(self, request: Request) -> None:
         """Take a request out, in whatever state; what it computed stays in the tree."""
+        if request.state is State.FINISHED:
+            return
         if request.state is State.WAITING:
             self.waiting.remove(request)
         elif request.state is State.RUNNING:
@@ -223,7 +225,8 @@ class Scheduler:
     # -- admission
 
     def _admit(self, step: Step, budget: int) -> None:
-        if self._blocked or not self.waiting:
+        full = budget <= 0 or len(self.running) >= self.max_running
+        if self._blocked or full or not self.waiting:
             return
         growth = sum(map(self._growth, self.running))
         for request in list(self._order()):
@@ -237,8 +240,10 @@ class Scheduler:
                 break
             growth += self._growth(request)
             self.waiting.remove(request)
-            for other in self.waiting:
-                other.overtaken += other.arrival < request.arrival
+            for other in self.waiting:  # in order of arrival, so few stand before a chosen one
+                if other.arrival > request.arrival:
+                    break
+                other.overtaken += 1
             request.state = State.RUNNING
             self.running.append(request)
             request.count(0, match.length, cached=True)

@@ -29,9 +29,11 @@ def choose_device(device: str | torch.device | None) -> torch.device:
     """The device asked for, else the first GPU, else the CPU. InvalidArgument if torch cannot use
     it here.
     """
-    chosen = torch.device(
-        device if device is not None else "cuda" if torch.cuda.is_available() else "cpu"
-    )
+    wanted = device if device is not None else "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(wanted)
+    except (RuntimeError, TypeError) as error:
+        raise InvalidArgument(f"device={device!r}: must be 'cpu' or 'cuda'") from error
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise InvalidArgument(
             f"device={device!r}: this torch ({torch.__version__}) finds no usable GPU"

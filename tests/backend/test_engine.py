@@ -4,6 +4,7 @@ behind.
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -19,6 +20,7 @@ from stemma.backend.local.backend import LocalBackend
 from stemma.lang.errors import (
     BackendClosed,
     Cancelled,
+    ConstraintError,
     ContextOverflow,
     EngineInvariantError,
     InvalidArgument,
@@ -200,7 +202,7 @@ def test_cancelled_request_carries_its_partial_text(make: Make) -> None:
     generation.cancel()
     with pytest.raises(Cancelled) as error:
         generation.result(timeout=30)
-    assert error.value.partial.startswith("".join(pieces)[:1])
+    assert error.value.partial.startswith("".join(pieces))
     assert branch.token_ids() == backend.encode("The quick brown fox")
 
 
@@ -237,8 +239,9 @@ def test_row_that_cannot_be_drawn_fails_alone(make: Make) -> None:
     everything = tuple((i, -float("inf")) for i in range(backend.config.vocab_size))
     first, _ = submit(backend, good, GREEDY)
     second, _ = submit(backend, bad, GREEDY.but(logit_bias=everything))
-    with pytest.raises(StemmaError):
+    with pytest.raises(StemmaError, match="no token") as error:
         second.result(timeout=30)
+    assert not isinstance(error.value, EngineInvariantError)
     assert first.result(timeout=30).token_ids == expected
 
 
@@ -419,3 +422,112 @@ def test_broken_engine_raises_a_new_error_for_each_program(
         errors.append(raised.value)
     assert errors[0] is not errors[1]
     assert isinstance(errors[1].__cause__, ZeroDivisionError)
+
+
+def test_requests_of_a_failed_step_get_an_error_each(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = make()
+
+    def fail(batch: object) -> torch.Tensor:
+        raise RuntimeError("out of device memory")
+
+    monkeypatch.setattr(backend.engine, "_forward", fail)
+    handles: list[Pending[Completion]] = []
+
+    def arrive_together() -> None:
+        handles.extend(submit(backend, prompt, GREEDY)[0] for prompt in prompts(11, 2))
+
+    backend.engine.call(arrive_together)
+    errors = [handle.future.exception(timeout=30) for handle in handles]
+    assert [str(error) for error in errors] == ["out of device memory"] * 2
+    assert errors[0] is not errors[1]
+
+
+def test_nobody_waits_for_an_engine_that_broke_twice(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = make()
+    backend.generate([[5]], GREEDY)
+    handle: Pending[Completion] | None = None
+
+    def break_everything() -> None:
+        nonlocal handle
+        monkeypatch.setattr(backend.engine.scheduler, "schedule", lambda: 1 / 0)
+        backend.engine._inbox.put(lambda: 1 / 0)
+        handle, _ = submit(backend, [5, 6], GREEDY)
+
+    backend.engine.call(break_everything)
+    assert handle is not None
+    with pytest.raises(EngineInvariantError):
+        handle.result(timeout=30)
+
+
+def test_stop_expression_that_backtracks_without_end_fails_its_request_alone(make: Make) -> None:
+    backend = make()
+    letter = backend.encode("a")[0]
+    only_a = GREEDY.but(max_tokens=60, logit_bias=((letter, 1000.0),))
+    slow, _ = submit(backend, [letter], only_a.but(stop_regex="(a|aa)+$b"))
+    other, _ = submit(backend, [letter], only_a)
+    with pytest.raises(ConstraintError, match="stop_regex"):
+        slow.result(timeout=60)
+    assert other.result(timeout=60).text == "a" * 60
+
+
+def test_waiting_on_the_engines_own_thread_is_refused(make: Make) -> None:
+    backend = make()
+    with pytest.raises(StemmaError, match="own thread"):
+        backend.engine.call(lambda: backend.generate([[5]], GREEDY))
+
+
+def test_busy_branch_takes_no_second_operation(make: Make) -> None:
+    branch = make().open()
+    branch.append("The quick")
+    generation = branch.generate(GREEDY.but(max_tokens=500))
+    with pytest.raises(StemmaError, match="at work"):
+        branch.generate(GREEDY)
+    generation.cancel()
+
+
+def test_min_tokens_raise_the_default_of_max_tokens(make: Make) -> None:
+    found = make().generate([[5, 6]], SamplingParams(min_tokens=150, seed=1))[0]
+    assert found.usage.output_tokens >= 150
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"page_size": 1.5}, {"kv_tokens": 1e4}, {"max_running": 0}, {"device": "gpu"}],
+)
+def test_settings_that_cannot_be_meant_are_refused_by_name(
+    make: Make, options: dict[str, object]
+) -> None:
+    with pytest.raises(InvalidArgument, match=next(iter(options))):
+        make(**options)
+
+
+def test_prompts_that_are_neither_texts_nor_lists_are_refused(make: Make) -> None:
+    with pytest.raises(InvalidArgument, match="lists of token ids"):
+        make().generate([1, 2])  # type: ignore[list-item]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no os.fork here")
+def test_forked_process_is_told_to_spawn(make: Make) -> None:
+    backend = make()
+    backend.generate([[5]], GREEDY)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:  # the child: no pytest may run in it
+        said = []
+        for attempt in (lambda: make(), lambda: backend.generate([[5]], GREEDY)):
+            try:
+                attempt()
+            except BackendClosed as error:
+                said.append(str(error))
+        os.write(write, "\n".join(said).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as told:
+        lines = told.read().splitlines()
+    os.waitpid(child, 0)
+    assert len(lines) == 2
+    assert all("spawn" in line for line in lines)
