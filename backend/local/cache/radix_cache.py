@@ -7,13 +7,13 @@ from the engine's thread only.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from stemma.backend.base import Namespace
+from stemma.backend.local.cache.edge_text import Decode
 from stemma.backend.local.cache.eviction import EvictionPolicy, EvictionQueue
 from stemma.backend.local.cache.kv_pool import PageAllocator
 from stemma.backend.local.cache.radix_key import Ints, RadixKey
@@ -227,9 +227,9 @@ class RadixCache:
         """All slots that the tree owns. Cost: the whole tree."""
         return slots_of([(node, len(node)) for node in self._tree.nodes()])
 
-    def snapshot(self, decode: Callable[[Sequence[int]], str]) -> TreeSnapshot:
+    def snapshot(self, decode: Decode) -> TreeSnapshot:
         """The tree as a value that prints; `decode` turns token ids into text."""
-        return take_snapshot(self._tree.root, decode)
+        return take_snapshot(self._tree.root, decode, page_size=self._tree.page_size)
 
     def check(self) -> None:
         """Raise EngineInvariantError unless all books agree. Cost: the whole tree and pool."""
@@ -266,7 +266,7 @@ class RadixCache:
         self, parent: RadixNode, key: RadixKey, slots: Ints, start: int, *, pending: bool
     ) -> RadixNode:
         leaf = self._tree.add(parent, key, slots, start)
-        leaf.last_access = self._clock
+        leaf.created = leaf.last_access = self._clock
         leaf.pending = pending
         self._cached += len(leaf)
         if pending:

@@ -29,11 +29,13 @@ class RadixNode:
     lock_ref: how many locks are held on this node or below it. Never smaller than a child's.
     pending: its KV is being computed in the step now running. Everything below it is pending too.
     hits: how many matches went through it. last_access: the cache's clock at its last use.
+    created: the clock when it came, for both halves of a split that of the whole.
     queued: it has an entry in the eviction queue.
     """
 
     __slots__ = (
         "children",
+        "created",
         "edge",
         "hits",
         "key",
@@ -55,6 +57,7 @@ class RadixNode:
         edge: Edge,
         parent: RadixNode | None,
         pending: bool = False,
+        created: int = 0,
         last_access: int = 0,
         lock_ref: int = 0,
         hits: int = 0,
@@ -65,6 +68,7 @@ class RadixNode:
         self.edge = edge
         self.parent = parent
         self.pending = pending
+        self.created = created
         self.last_access = last_access
         self.lock_ref = lock_ref
         self.hits = hits
@@ -140,6 +144,7 @@ class RadixTree:
             edge=node.edge,
             parent=_parent(node),
             pending=node.pending,
+            created=node.created,
             last_access=node.last_access,
             lock_ref=node.lock_ref,
             hits=node.hits,

@@ -1,43 +1,85 @@
 """The radix tree as a value: what is cached, how often it was hit, what is locked; and its print.
 
-`RadixCache.snapshot` makes it; the command line and the documentation's examples print it.
+`RadixCache.snapshot` makes it; the command line and the documentation's examples print it;
+`stemma/treeview/` compares two of them and draws them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
-from io import StringIO
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 import numpy as np
-from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
 from stemma.backend.base import Namespace
+from stemma.backend.local.cache.edge_text import Decode, readable
+from stemma.backend.local.cache.printing import count, plain, printed, size_of, visible
 from stemma.backend.local.cache.radix_tree import RadixNode
 
-EDGE_WIDTH = 64
-"""An edge's text is shortened to this many characters, its middle left out."""
-PRINTED_DEPTH = 24
-"""What lies deeper is summed up in one line."""
-LINE_WIDTH = 140
+State: TypeAlias = Literal["pending", "locked", "idle"]
+"""Its KV is computed in the step now running; a running request uses it; it may be evicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Tokens of an edge with one history: one node of the tree.
+
+    created, last_access: the cache's clock when they were computed, and at their last use.
+    hits: how many matches went through them. lock_ref: how many locks keep them.
+    """
+
+    token_count: int
+    created: int
+    last_access: int
+    hits: int
+    lock_ref: int
+    pending: bool = False
+
+    @property
+    def state(self) -> State:
+        if self.pending:
+            return "pending"
+        return "locked" if self.lock_ref else "idle"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot:
     """One edge of the tree; a chain of nodes without a fork between them is one edge.
 
-    lock_ref, hits, last_access: of the upper end, where each is largest.
+    text: a character whose tokens a fork parts stands in the edges below the fork.
+    parts: the nodes of the chain, from the top down; their lengths add up to the tokens.
     """
 
     namespace: Namespace
     text: str
-    token_count: int
-    lock_ref: int
-    hits: int
-    last_access: int
+    token_ids: tuple[int, ...] = field(repr=False)
+    parts: tuple[Part, ...]
     children: tuple[NodeSnapshot, ...] = field(default=(), repr=False)
+
+    @property
+    def token_count(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def lock_ref(self) -> int:
+        """Of the upper end, where it is largest; so are `hits` and `last_access`."""
+        return self.parts[0].lock_ref
+
+    @property
+    def hits(self) -> int:
+        return self.parts[0].hits
+
+    @property
+    def last_access(self) -> int:
+        return self.parts[0].last_access
+
+    @property
+    def state(self) -> State:
+        """Of the upper end, too."""
+        return self.parts[0].state
 
     def nodes(self) -> Iterator[NodeSnapshot]:
         """This node and all below it, depth first, parents before children."""
@@ -50,9 +92,15 @@ class NodeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class TreeSnapshot:
-    """The whole tree at one moment. `children`: the edges that begin a prompt, all namespaces."""
+    """The whole tree at one moment.
+
+    children: the edges that begin a prompt, all namespaces; siblings differ in their first page.
+    clock: the cache's clock, which every use advances.
+    """
 
     children: tuple[NodeSnapshot, ...]
+    page_size: int = 1
+    clock: int = 0
 
     def nodes(self) -> Iterator[NodeSnapshot]:
         """All nodes, depth first, parents before children."""
@@ -65,28 +113,14 @@ class TreeSnapshot:
         return sum(node.token_count for node in self.nodes())
 
     def __rich__(self) -> Tree:
-        node_count = sum(1 for _ in self.nodes())
-        tree = Tree(
-            Text(
-                f"radix tree  {_count(self.total_tokens, 'token')} in {_count(node_count, 'edge')}",
-                style="bold",
-            )
-        )
-        groups: dict[Namespace, Tree] = {}
-        for child in self.children:
-            if child.namespace not in groups:
-                groups[child.namespace] = tree.add(_namespace_label(child.namespace))
-            _grow(groups[child.namespace], child)
-        return tree
+        title = Text(f"radix tree  {size_of(list(self.nodes()))}", style="bold")
+        return printed(self.children, title=title, label=_label)
 
     def __str__(self) -> str:
-        console = Console(file=StringIO(), width=LINE_WIDTH, color_system=None)
-        with console.capture() as capture:
-            console.print(self)
-        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+        return plain(self)
 
 
-def take_snapshot(root: RadixNode, decode: Callable[[Sequence[int]], str]) -> TreeSnapshot:
+def take_snapshot(root: RadixNode, decode: Decode, *, page_size: int) -> TreeSnapshot:
     """Copy the tree below `root`. `decode` gets the tokens of a whole edge, chains merged."""
     # Chains of nodes from the top down, each with the place of its parent in this list.
     edges: list[tuple[list[RadixNode], int]] = []
@@ -98,76 +132,43 @@ def take_snapshot(root: RadixNode, decode: Callable[[Sequence[int]], str]) -> Tr
             chain.extend(chain[-1].children.values())
         stack.extend((child, len(edges)) for child in reversed(chain[-1].children.values()))
         edges.append((chain, parent))
-    below: list[list[NodeSnapshot]] = [[] for _ in range(len(edges) + 1)]  # last: of the root
+    tokens = [np.concatenate([node.key for node in chain]).tolist() for chain, _ in edges]
+    texts: list[str] = []
+    rests: list[list[int]] = [[] for _ in range(len(edges) + 1)]  # last: of the root
+    for place, (chain, parent) in enumerate(edges):
+        ends = not chain[-1].children
+        text, rests[place] = readable(decode, rests[parent] + tokens[place], ends=ends)
+        texts.append(text)
+    below: list[list[NodeSnapshot]] = [[] for _ in rests]
     for place in reversed(range(len(edges))):  # children stand behind their parent
         chain, parent = edges[place]
-        tokens = np.concatenate([node.key for node in chain]).tolist()
-        top = chain[0]
         below[parent].append(
             NodeSnapshot(
-                namespace=top.namespace,
-                text=decode(tokens),
-                token_count=len(tokens),
-                lock_ref=top.lock_ref,
-                hits=top.hits,
-                last_access=top.last_access,
+                namespace=chain[0].namespace,
+                text=texts[place],
+                token_ids=tuple(tokens[place]),
+                parts=tuple(map(_part, chain)),
                 children=tuple(reversed(below[place])),
             )
         )
-    return TreeSnapshot(tuple(reversed(below[-1])))
+    return TreeSnapshot(tuple(reversed(below[-1])), page_size, root.last_access)
 
 
-def visible(text: str, width: int = EDGE_WIDTH) -> str:
-    """`text` cut to `width` characters in its middle, line ends and control characters shown."""
-    if len(text) > width:
-        head = width * 2 // 3
-        text = f"{text[:head]} … {text[head + 3 - width :]}"
-    return "".join(_visible_character(c) for c in text)
+def _part(node: RadixNode) -> Part:
+    return Part(
+        token_count=len(node),
+        created=node.created,
+        last_access=node.last_access,
+        hits=node.hits,
+        lock_ref=node.lock_ref,
+        pending=node.pending,
+    )
 
 
-def _visible_character(character: str) -> str:
-    if character == "\n":
-        return "⏎"
-    return character if character.isprintable() else repr(character)[1:-1]
-
-
-def _grow(tree: Tree, top: NodeSnapshot) -> None:
-    stack = [(tree, top, 1)]
-    while stack:
-        parent, node, depth = stack.pop()
-        branch = parent.add(_node_label(node))
-        if depth < PRINTED_DEPTH:
-            stack.extend((branch, child, depth + 1) for child in reversed(node.children))
-        elif node.children:
-            below = list(node.nodes())[1:]
-            tokens = sum(n.token_count for n in below)
-            branch.add(
-                Text(
-                    f"… {_count(tokens, 'token')} in {_count(len(below), 'edge')} below",
-                    style="dim",
-                )
-            )
-
-
-def _node_label(node: NodeSnapshot) -> Text:
-    label = Text(no_wrap=True, overflow="ellipsis")
-    label.append(_count(node.token_count, "token"), style="cyan")
+def _label(node: NodeSnapshot) -> Text:
+    label = Text(count(node.token_count, "token"), style="cyan")
     if node.hits:
-        label.append(f"  {_count(node.hits, 'hit')}", style="yellow")
+        label.append(f"  {count(node.hits, 'hit')}", style="yellow")
     if node.lock_ref:
-        label.append(f"  {_count(node.lock_ref, 'lock')}", style="red")
-    label.append(f"  “{visible(node.text)}”", style="green")  # last: it may be cut at the margin
-    return label
-
-
-def _namespace_label(namespace: Namespace) -> Text:
-    parts = [
-        f"{f.name}={getattr(namespace, f.name)!r}"
-        for f in fields(namespace)
-        if getattr(namespace, f.name) != f.default
-    ]
-    return Text("  ".join(parts) or "default namespace", style="bold blue", no_wrap=True)
-
-
-def _count(number: int, unit: str) -> str:
-    return f"{number:,} {unit}" if number == 1 else f"{number:,} {unit}s"
+        label.append(f"  {count(node.lock_ref, 'lock')}", style="red")
+    return label.append(f"  “{visible(node.text)}”", style="green")  # last: it may be cut

@@ -11,9 +11,14 @@ from rich.tree import Tree
 from stemma.backend.base import Namespace
 from stemma.backend.local.cache.eviction import LRU
 from stemma.backend.local.cache.kv_pool import PageAllocator
+from stemma.backend.local.cache.printing import (
+    EDGE_WIDTH,
+    PRINTED_CHILDREN,
+    PRINTED_DEPTH,
+    visible,
+)
 from stemma.backend.local.cache.radix_cache import RadixCache
 from stemma.backend.local.cache.radix_key import RadixKey
-from stemma.backend.local.cache.snapshot import EDGE_WIDTH, PRINTED_DEPTH, visible
 
 HOME = Namespace()
 
@@ -57,6 +62,41 @@ def test_snapshot_tells_text_tokens_hits_and_locks_of_every_edge() -> None:
     assert snapshot.total_tokens == cache.cached_tokens == 16
 
 
+def test_edge_tells_its_tokens_and_the_history_of_its_parts() -> None:
+    cache = cache_of("ab", "abcd", "ab")
+    cache.inc_lock_ref(cache.match_prefix(text_key("ab")).node)
+    snapshot = cache.snapshot(decode)
+    (node,) = snapshot.nodes()
+    assert node.token_ids == tuple(map(ord, "abcd"))
+    upper, lower = node.parts
+    assert (upper.token_count, upper.hits, upper.lock_ref, upper.state) == (2, 3, 1, "locked")
+    assert (lower.token_count, lower.hits, lower.lock_ref, lower.state) == (2, 0, 0, "idle")
+    assert upper.created < lower.created == lower.last_access < upper.last_access
+    assert snapshot.clock == upper.last_access
+    assert node.state == "locked"
+
+
+def test_both_halves_of_a_split_were_created_with_the_whole() -> None:
+    cache = cache_of("abcd")
+    (whole,) = cache.snapshot(decode).nodes()
+    cache.match_prefix(text_key("ab"))
+    (node,) = cache.snapshot(decode).nodes()
+    assert [part.created for part in node.parts] == [whole.parts[0].created] * 2
+
+
+def test_what_the_running_step_computes_is_pending() -> None:
+    cache = cache_of("ab")
+    key, own = text_key("abcd"), cache._allocator.alloc(2)
+    assert own is not None
+    slots = np.concatenate((cache.match_prefix(key).slots, own))
+    cache.insert(key, slots, owned_from=2, computed=False)
+    (node,) = cache.snapshot(decode).nodes()
+    assert [part.state for part in node.parts] == ["locked", "pending"]
+    cache.commit()
+    (node,) = cache.snapshot(decode).nodes()
+    assert [part.state for part in node.parts] == ["idle", "idle"]
+
+
 def test_snapshot_stays_as_it_was() -> None:
     cache = cache_of("abc")
     before = cache.snapshot(decode)
@@ -82,6 +122,24 @@ def test_character_whose_tokens_lie_in_two_nodes_is_decoded_whole() -> None:
     insert(cache, allocator, RadixKey.of([first, second, third], HOME))
     (node,) = cache.snapshot(lambda ids: bytes(ids).decode()).nodes()
     assert node.text == "€"
+
+
+def test_character_that_a_fork_parts_stands_below_the_fork() -> None:
+    allocator = PageAllocator(16, 1)
+    cache = RadixCache(allocator, eviction=LRU())
+    for text in ("à€", "à₭", "à"):  # the first two share two bytes more
+        insert(cache, allocator, RadixKey.of(list(text.encode()), HOME))
+    nodes = cache.snapshot(lambda ids: bytes(ids).decode(errors="replace")).nodes()
+    assert [node.text for node in nodes] == ["à", "€", "₭"]
+
+
+def test_text_that_is_no_utf8_is_shown_as_that() -> None:
+    allocator = PageAllocator(16, 1)
+    cache = RadixCache(allocator, eviction=LRU())
+    for ids in ([0xFF] * 5 + [65], [0xFF] * 5 + [66], [66, 0xE2, 0x82]):
+        insert(cache, allocator, RadixKey.of(ids, HOME))
+    nodes = cache.snapshot(lambda ids: bytes(ids).decode(errors="replace")).nodes()
+    assert [node.text for node in nodes] == ["\ufffd" * 5, "A", "B", "B\ufffd"]
 
 
 def test_tree_prints_edges_with_their_numbers() -> None:
@@ -155,3 +213,10 @@ def test_deep_tree_prints_its_top_and_sums_up_the_rest() -> None:
     assert len(lines) == 2 + 2 * PRINTED_DEPTH
     left = snapshot.total_tokens - (2 * PRINTED_DEPTH - 1)
     assert any(line.endswith(f"… {left:,} tokens in {left:,} edges below") for line in lines)
+
+
+def test_wide_tree_prints_its_first_children_and_sums_up_the_rest() -> None:
+    cache = cache_of(*(f"stem{chr(200 + i)}x" for i in range(PRINTED_CHILDREN + 7)))
+    lines = str(cache.snapshot(decode)).splitlines()
+    assert len(lines) == 3 + PRINTED_CHILDREN + 1
+    assert lines[-1].endswith("… 14 tokens in 7 edges more")
