@@ -237,12 +237,14 @@ class LocalBackend(Backend):
         literal = Literal(self.text, first=True).append(prompt)
         return self.with_bos(literal)
 
-    def with_bos(self, literal: Literal) -> list[int]:
-        """The ids of a literal, behind BOS where the literal starts a text that the model wants to
-        have one.
+    def with_bos(self, literal: Literal, *, open_end: bool = False) -> list[int]:
+        """The ids of a literal, behind BOS where it starts a text that the model wants to have one.
+
+        open_end: as `Literal.open_ids`.
         """
+        ids = literal.open_ids() if open_end else literal.ids()
         bos = self.text.bos_id
-        return [bos, *literal.ids()] if literal.wants_bos and bos is not None else literal.ids()
+        return [bos, *ids] if literal.wants_bos and bos is not None else ids
 
     def encode(self, text: str, *, control: bool = False) -> list[int]:
         """The ids of a text, without BOS. Only with `control` do control tokens in it count as

@@ -49,7 +49,7 @@ class LocalBranch(Branch):
         self._literal = self._literal.append(text, control=control)
 
     def token_ids(self) -> list[int]:
-        return self._ids + self._backend.with_bos(self._literal)
+        return self._ids + self._backend.with_bos(self._literal, open_end=True)
 
     def fork(self, n: int) -> list[Branch]:
         return [
@@ -68,7 +68,7 @@ class LocalBranch(Branch):
         if params.n != 1:
             raise InvalidArgument(f"n={params.n}: a branch draws one sample; fork it for more")
         backend = self._backend
-        prompt = self.token_ids()
+        prompt = self._ids + self._backend.with_bos(self._literal, open_end=heal)
         generation = Generation()
 
         def finish(request: Request) -> None:

@@ -70,6 +70,28 @@ class Literal:
             self._ids = [*(i for block in self._blocks for i in block), *last]
         return list(self._ids)
 
+    def open_ids(self) -> list[int]:
+        """The ids as they are where more text follows.
+
+        At the very end of a text, tokenizers make one token of a run of white space that they
+        divide before a word: "sea\\n\\n" ends in one token, "sea\\n\\nThe" has two. A model that is
+        to go on has seen the second kind. Same text as `ids()`.
+        """
+        if not self._pieces or self._pieces[-1].control or not self._pieces[-1].text[-1:].isspace():
+            return self.ids()
+        *within, last = self.append("a").ids()
+        spelled = self._tokenizer.bytes_of(last)
+        if not spelled.endswith(b"a"):
+            return self.ids()
+        taken = spelled[:-1]  # the white space that goes into the token of the word
+        alone = self._tokenizer.encode([Piece(taken.decode(errors="replace"))], first=False)
+        ids = [*within, *alone]
+        same = len(alone) <= 1 and self._spell(ids) == self._spell(self.ids())
+        return ids if same else self.ids()
+
+    def _spell(self, ids: list[int]) -> bytes:
+        return b"".join(map(self._tokenizer.bytes_of, ids))
+
     def __bool__(self) -> bool:
         return self._control_first is not None
 
@@ -85,7 +107,7 @@ class Literal:
         again."""
         if not self._pieces or self._pieces[-1].control:
             return False
-        last = self.ids()[-1]
+        last = self.open_ids()[-1]
         spelled = self._tokenizer.bytes_of(last)
         return bool(spelled) and self._pieces[-1].text.encode().endswith(spelled)
 

@@ -223,3 +223,23 @@ def test_an_empty_literal_is_false(tmp_path: Path) -> None:
     assert not build(tokenizer, [("", False), ("", True)])
     assert build(tokenizer, [("x", False)])
     assert build(tokenizer, []).ids() == []
+
+
+@given(
+    parts=st.lists(steps, max_size=6), end=st.sampled_from(["", " ", "  ", "\n\n", "\n   ", "\t"])
+)
+def test_open_end_spells_the_same_text(
+    tokenizer: Tokenizer, parts: list[tuple[str, bool]], end: str
+) -> None:
+    literal = build(tokenizer, [*parts, (end, False)])
+    assert tokenizer.decode(literal.open_ids()) == tokenizer.decode(literal.ids())
+
+
+def test_white_space_at_an_open_end_is_divided_as_before_a_word(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(byte_level_tokenizer(tmp_path))
+    for text, before_a_word in (("sea\n\n", "sea\n\n?"), ("sea", "sea"), ("sea ", "sea ")):
+        literal = build(tokenizer, [(text, False)])
+        followed = build(tokenizer, [(before_a_word, False)]).ids()
+        assert literal.open_ids() == followed[: len(literal.open_ids())]
+    control = build(tokenizer, [("<|im_start|>user\n\n", True)])
+    assert control.open_ids() == control.ids()
