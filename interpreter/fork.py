@@ -130,11 +130,12 @@ class Forks(Sequence[ProgramState]):
         names = list(dict.fromkeys(name for state in self._states for name in state._own))
         columns = {name: [_defined(state, name) for state in self._states] for name in names}
         for name, column in columns.items():
-            self._parent._own[name] = Variable.of(
+            joined = Variable.of(
                 [variable.value for variable in column],
                 raw=[variable.raw for variable in column],
                 meta=[variable.meta for variable in column],
             )
+            self._parent._follow(name, joined, self._parent._own)
         self._tell_joined(names)
         return {name: [variable.value for variable in column] for name, column in columns.items()}
 

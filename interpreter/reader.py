@@ -24,6 +24,30 @@ from stemma.lang.primitives import score as score_of
 if TYPE_CHECKING:
     from rich.tree import Tree
 
+
+class _Pick:
+    """Picks the text of all, or of one value of one variable, from a branch's events.
+
+    skip: how many values of the name go before the one that is meant.
+    """
+
+    def __init__(self, name: str | None, *, skip: int) -> None:
+        self._name = name
+        self._skip = skip
+        self.done = False
+
+    def take(self, event: Event) -> str:
+        """What to pass on of an event."""
+        match event:
+            case TextAdded(text=text, variable=name):
+                wanted = self._name is None or (name == self._name and not self._skip)
+                return text if wanted else ""
+            case VariableFinished(variable=name) if name == self._name:
+                self.done = not self._skip
+                self._skip -= 1
+        return ""
+
+
 SHOWN_CHARACTERS = 2000
 """Longer literals are shown with their middle left out."""
 
@@ -51,7 +75,15 @@ class BranchReader:
         return name in self._own or name in self._inherited
 
     def _define(self, name: str, value: Any) -> None:
-        self._own[name] = Variable.of(value, raw=value if isinstance(value, str) else None)
+        variable = Variable.of(value, raw=value if isinstance(value, str) else None)
+        self._follow(name, variable, self._own)
+
+    def _follow(self, name: str, variable: Variable, into: dict[str, Variable]) -> Variable:
+        """Put a variable in the place of the one that had its name."""
+        before = into.get(name) or self._own.get(name) or self._inherited.get(name)
+        variable.told = before.told if before is not None else 0
+        into[name] = variable
+        return variable
 
     def variables(self) -> list[str]:
         """The names of all variables of the branch, also of those still being written."""
@@ -103,30 +135,45 @@ class BranchReader:
         return list(ids.value)
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
-        """The text of the branch in pieces as it grows, or only that of one variable.
+        """The text of the branch in pieces as it grows, or only that of one variable: of a name
+        that was written again the latest.
 
         A late reader gets everything, too. Inside a program it ends when all is done that was
         queued; outside (`run(stream=True)`) when the run ends. Raises what the branch or the run
         raised.
         """
         with self._noting_failure():
+            pick = self._pick(var_name)
             for event in self._listen():
-                if isinstance(event, TextAdded) and var_name in (None, event.variable):
-                    yield event.text
-                elif isinstance(event, VariableFinished) and event.variable == var_name:
+                if text := pick.take(event):
+                    yield text
+                if pick.done:
                     return
-        if var_name is not None:
-            self._variable(var_name)
+        if (text := self._unstreamed(var_name)) is not None:
+            yield text
 
     async def _text_async_iter(self, var_name: str | None) -> AsyncIterator[str]:
         with self._noting_failure():
+            pick = self._pick(var_name)
             async for event in self._listen():
-                if isinstance(event, TextAdded) and var_name in (None, event.variable):
-                    yield event.text
-                elif isinstance(event, VariableFinished) and event.variable == var_name:
+                if text := pick.take(event):
+                    yield text
+                if pick.done:
                     return
-        if var_name is not None:
-            self._variable(var_name)
+        if (text := self._unstreamed(var_name)) is not None:
+            yield text
+
+    def _unstreamed(self, name: str | None) -> str | None:
+        """The text of a variable that no event tells of: of a scope, or set by the program."""
+        if name is None or (variable := self._read(name)).streamed:
+            return None
+        return variable.raw if isinstance(variable.raw, str) else None
+
+    def _pick(self, name: str | None) -> _Pick:
+        variable = self._own.get(name or "") or self._inherited.get(name or "")
+        if variable is None or variable.streamed:
+            return _Pick(name, skip=max(0, variable.told - 1) if variable is not None else 0)
+        return _Pick(name, skip=variable.told + 1)  # it is read whole at the end
 
     def _listen(self) -> Feed[Event]:
         feed: Feed[Event] = Feed()

@@ -93,10 +93,14 @@ class ProgramState(SglangNames):
             elif isinstance(operation, Score) and operation.name is None:
                 raise InvalidArgument("score: without a name nobody can read it; or s.score(text)")
             elif isinstance(operation, Gen | Select | Score | ScopeEnd) and operation.name:
-                variable = named[operation.name] = Variable()
+                variable = self._follow(operation.name, Variable(), named)
+                variable.streamed = not isinstance(operation, ScopeEnd)
+                variable.told += variable.streamed
             if isinstance(operation, Gen) and operation.reasoning is not None:
                 variable = variable or Variable()
-                variable.aside = named[operation.reasoning] = Variable()
+                variable.aside = self._follow(operation.reasoning, Variable(), named)
+                variable.aside.streamed = True
+                variable.aside.told += 1
             tasks.append((operation, variable))
         self._own.update(named)
         self._open_role, self._roles = role, roles

@@ -18,9 +18,21 @@ class Variable:
 
     value: what the program reads. raw: its text (or texts). meta: how it came about. error: why it
     never will. aside: the variable of the reasoning before this one's text, which fails with it.
+    streamed: whether its text is told while it is written. told: how many values of its name the
+    branch tells of up to this one; a name may be written again.
     """
 
-    __slots__ = ("_callbacks", "aside", "done", "error", "meta", "raw", "value")
+    __slots__ = (
+        "_callbacks",
+        "aside",
+        "done",
+        "error",
+        "meta",
+        "raw",
+        "streamed",
+        "told",
+        "value",
+    )
 
     def __init__(self) -> None:
         self.done = False
@@ -29,6 +41,8 @@ class Variable:
         self.meta: Any = None
         self.error: BaseException | None = None
         self.aside: Variable | None = None
+        self.streamed = False
+        self.told = 0
         self._callbacks: list[Callable[[], object]] = []
 
     @classmethod

@@ -1,0 +1,52 @@
+"""`text_iter("x")`: the pieces of one variable, also when its name is written again or set."""
+
+from __future__ import annotations
+
+import asyncio
+
+import stemma as st
+
+
+def test_name_that_is_written_again_streams_its_latest_value() -> None:
+    @st.function
+    def chat(s: st.ProgramState) -> list[str]:
+        found = []
+        for turn in range(3):
+            s += f"turn {turn}: " + st.gen("answer")
+            found.append("".join(s.text_iter("answer")))
+        child = s.fork(1)[0]
+        child += st.gen("answer")
+        found.append("".join(child.text_iter("answer")))
+        return found
+
+    state = chat.run(backend=st.MockBackend(["one", "two", "three", "four"], pieces=2))
+    assert state.value == ["one", "two", "three", "four"]
+
+
+def test_scope_and_set_variables_come_whole() -> None:
+    @st.function
+    def program(s: st.ProgramState) -> list[list[str]]:
+        with s.var_scope("scope"):
+            s += "a" + st.gen("x") + "b"
+        s["set"] = "by hand"
+        s += st.gen("set")
+        latest = list(s.text_iter("set"))
+        s["set"] = "again"
+        s["number"] = 3
+        return [list(s.text_iter(name)) for name in ("scope", "set", "number")] + [latest]
+
+    state = program.run(backend=st.MockBackend(["X", "Y"]))
+    assert state.value == [["aXb"], ["again"], [], ["Y"]]
+
+
+def test_async_reading_gives_the_same() -> None:
+    @st.function
+    async def chat(s: st.ProgramState) -> list[str]:
+        found = []
+        for _ in range(2):
+            s += st.gen("answer")
+            found.append("".join([piece async for piece in s.text_async_iter("answer")]))
+        return found
+
+    state = asyncio.run(chat.arun(backend=st.MockBackend(["one", "two"])))
+    assert state.value == ["one", "two"]
