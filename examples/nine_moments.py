@@ -149,24 +149,23 @@ def record(
     return recorder.moments
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--html", metavar="FILE", help="write a page to step through the moments")
-    html = parser.parse_args().html
+def main(model: str | None = None, html: str | None = None) -> None:
     sizes = Sizes()
-    console = Console(highlight=False)
-    backend = st.LocalBackend(kv_tokens=sizes.pool, eviction="lru")
+    backend = st.LocalBackend(model, kv_tokens=sizes.pool, eviction="lru")
     try:
-        moments = record(backend, sizes, show=console.print)
+        moments = record(backend, sizes, show=Console(highlight=False).print)
     finally:
         backend.close()
     if html is not None:
         save_page(moments, html, title="Nine moments of a radix tree")
-        print(f"written: {html}")
+        print(f"\nwritten: {html}")
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Nine moments in the life of a radix tree.")
+    parser.add_argument("model", nargs="?", help="a folder, a GGUF file or a hub id")
+    parser.add_argument("--html", metavar="FILE", help="write a page to step through the moments")
     try:
-        main()
+        main(**vars(parser.parse_args()))
     except st.StemmaError as error:
         sys.exit(f"error: {error}")
