@@ -98,15 +98,17 @@ class RadixCache:
         """Tokens under a lock, those of pending nodes included."""
         return self._protected
 
-    def match_prefix(self, key: RadixKey, *, limit: int | None = None) -> PrefixMatch:
+    def match_prefix(
+        self, key: RadixKey, *, limit: int | None = None, priority: int = 0
+    ) -> PrefixMatch:
         """The longest cached prefix of `key`, in whole pages and at most `limit` tokens.
 
-        Counts as a use and a hit of all nodes on the path. The node stays valid until something is
-        evicted, flushed or rolled back: lock it before that.
+        Counts as a use and a hit of all nodes on the path, by a request of this priority. The node
+        stays valid until something is evicted, flushed or rolled back: lock it before that.
         """
         stop = len(key) if limit is None else max(0, min(limit, len(key)))
         path, length = self._tree.descend(key, self._tree.floor(stop))
-        node = self._close(path, hits=1)
+        node = self._use(self._end(path), path, hits=1, priority=priority)
         return PrefixMatch(node, slots_of(path), length, _computed(path))
 
     def peek(self, key: RadixKey) -> Peek:
@@ -115,13 +117,21 @@ class RadixCache:
         return Peek(length, _computed(path))
 
     def insert(
-        self, key: RadixKey, slots: Ints, *, owned_from: int, computed: bool = True
+        self,
+        key: RadixKey,
+        slots: Ints,
+        *,
+        owned_from: int,
+        computed: bool = True,
+        output: bool = False,
+        priority: int = 0,
     ) -> Insertion:
         """Hand the KV of `key`, at `slots`, to the tree; the picture above says who owns what.
 
         owned_from: from here on the slots are the caller's own; those before came from the tree and
         are locked. computed: False if the step now running computes them, and `commit` or
-        `rollback` decides. What is inserted beneath a pending node is pending with it.
+        `rollback` decides. What is inserted beneath a pending node is pending with it. output: what
+        the tree does not have yet was sampled. priority: of the request.
         Raises EngineInvariantError, and changes nothing, if key, slots and owned_from are not whole
         pages, or if the tree does not have the tokens before owned_from at these slots.
         """
@@ -140,9 +150,12 @@ class RadixCache:
             )
         mine, theirs = slots[owned_from:already], in_tree[owned_from:already]
         self._allocator.free(mine[mine != theirs])
-        node = self._close(path, hits=0)
+        node = self._use(self._end(path), path, hits=0, priority=priority)
         if already < len(key):
-            node = self._add_leaf(node, key, slots, already, pending=node.pending or not computed)
+            pending = node.pending or not computed
+            node = self._add_leaf(
+                node, key, slots, already, pending=pending, output=output, priority=priority
+            )
             path.append((node, len(node)))
         return Insertion(node, slots_of(path), already, _computed(path))
 
@@ -198,6 +211,34 @@ class RadixCache:
         if node.evictable:
             self._queue.push(node)
 
+    def hold(self, key: RadixKey) -> RadixNode:
+        """Note that an idle branch stands at the end of `key`, until `let_go` of what is returned.
+
+        Held is what is cached of the key, in whole pages. A hint for the policy: it keeps nothing
+        from eviction, is no use, and what is evicted meanwhile is held no more, though the rest of
+        the path is. Cost: the depth of the path, like that of a match.
+        """
+        node = self._end(self._tree.descend(key, self._tree.floor(len(key)))[0])
+        above: RadixNode | None = node
+        while above is not None:
+            above.held += 1
+            above = above.parent
+        return node
+
+    def let_go(self, node: RadixNode) -> None:
+        """The idle branch that `hold` returned the node for has gone or gone on; the node may have
+        left the tree. Raises EngineInvariantError, changing nothing, if nobody holds it.
+        """
+        node = self._tree.survivor(node)
+        if node.held == 0:
+            raise EngineInvariantError("a place in the tree is let go that no branch holds")
+        above: RadixNode | None = node
+        while above is not None:
+            above.held -= 1
+            above = above.parent
+        if node.evictable:
+            self._queue.push(node)
+
     def evict(self, tokens: int) -> int:
         """Free at least `tokens` tokens in the policy's order, or all that are unlocked if fewer.
 
@@ -244,30 +285,46 @@ class RadixCache:
                 f"counted {self._cached} cached and {self._protected} protected tokens, "
                 f"found {len(slots)} and {protected}"
             )
+        for node in self._tree.nodes():
+            if node.evictable:
+                self._queue.check(node)
         pending = {node for node in self._tree.nodes() if node.pending}
         if pending != {node for leaf in self._step for node in leaf.pending_path()}:
             raise EngineInvariantError("the pending nodes are not those of this step")
 
-    def _close(self, path: Path, *, hits: int) -> RadixNode:
-        """Split the last node where the path ends inside it, note the use of all nodes on the path,
-        and return the one at its end.
-        """
+    def _end(self, path: Path) -> RadixNode:
+        """The node at the end of the path, split off where the path ends inside one."""
         if path and path[-1][1] < len(path[-1][0]):
             node, agrees = path[-1]
             path[-1] = (self._tree.split(node, agrees), agrees)
+        return path[-1][0] if path else self._tree.root
+
+    def _use(self, end: RadixNode, path: Path, *, hits: int, priority: int) -> RadixNode:
+        """Note the use of all nodes on the path, the last of which is `end`; returns that."""
         self._clock += 1
         self._tree.root.last_access = self._clock
         for node, _ in path:
             node.last_access = self._clock
             node.hits += hits
-        return path[-1][0] if path else self._tree.root
+            node.priority = max(node.priority, priority)
+        if end.evictable:
+            self._queue.push(end)
+        return end
 
     def _add_leaf(
-        self, parent: RadixNode, key: RadixKey, slots: Ints, start: int, *, pending: bool
+        self,
+        parent: RadixNode,
+        key: RadixKey,
+        slots: Ints,
+        start: int,
+        *,
+        pending: bool,
+        output: bool,
+        priority: int,
     ) -> RadixNode:
         leaf = self._tree.add(parent, key, slots, start)
         leaf.created = leaf.last_access = self._clock
-        leaf.pending = pending
+        leaf.output, leaf.priority, leaf.pending = output, priority, pending
         self._cached += len(leaf)
         if pending:
             self._step.append(leaf)
@@ -278,8 +335,8 @@ class RadixCache:
 
     def _detach(self, leaf: RadixNode) -> RadixNode:
         """Take an unlocked leaf out of the tree, its slots not yet freed; returns its parent."""
-        parent = self._tree.remove(leaf)
         self._cached -= len(leaf)
+        parent = self._tree.remove(leaf)
         if parent.evictable:
             self._queue.push(parent)
         return parent

@@ -27,24 +27,32 @@ class RadixNode:
 
     parent: None for the root and for a node that has left the tree.
     lock_ref: how many locks are held on this node or below it. Never smaller than a child's.
+    held: how many idle branches end at this node or below it; a hint, not a lock. Never smaller
+    than a child's.
     pending: its KV is being computed in the step now running. Everything below it is pending too.
-    hits: how many matches went through it. last_access: the cache's clock at its last use.
-    created: the clock when it came, for both halves of a split that of the whole.
-    queued: it has an entry in the eviction queue.
+    hits: how many matches went through it. created, last_access: the cache's clock when it came in
+    and at its last use. output: a request sampled these tokens. priority: the largest among the
+    requests that used it.
+    entry: its valid entry in the eviction queue. heir: for a node that has left the tree while it
+    was held, the one it hung from.
     """
 
     __slots__ = (
         "children",
         "created",
         "edge",
+        "entry",
+        "heir",
+        "held",
         "hits",
         "key",
         "last_access",
         "lock_ref",
         "namespace",
+        "output",
         "parent",
         "pending",
-        "queued",
+        "priority",
         "slots",
     )
 
@@ -56,23 +64,18 @@ class RadixNode:
         namespace: Namespace,
         edge: Edge,
         parent: RadixNode | None,
-        pending: bool = False,
-        created: int = 0,
-        last_access: int = 0,
-        lock_ref: int = 0,
-        hits: int = 0,
     ) -> None:
         self.key = key
         self.slots = slots
         self.namespace = namespace
         self.edge = edge
         self.parent = parent
-        self.pending = pending
-        self.created = created
-        self.last_access = last_access
-        self.lock_ref = lock_ref
-        self.hits = hits
-        self.queued = False
+        self.pending = False
+        self.output = False
+        self.created = self.last_access = self.hits = self.priority = 0
+        self.lock_ref = self.held = 0
+        self.entry: tuple[tuple[float, ...], int, RadixNode] | None = None
+        self.heir: RadixNode | None = None
         self.children: dict[Edge, RadixNode] = {}
 
     def __len__(self) -> int:
@@ -143,12 +146,11 @@ class RadixTree:
             namespace=node.namespace,
             edge=node.edge,
             parent=_parent(node),
-            pending=node.pending,
-            created=node.created,
-            last_access=node.last_access,
-            lock_ref=node.lock_ref,
-            hits=node.hits,
         )
+        upper.pending, upper.output = node.pending, node.output
+        upper.created, upper.last_access = node.created, node.last_access
+        upper.hits, upper.priority = node.hits, node.priority
+        upper.lock_ref, upper.held = node.lock_ref, node.held
         _parent(node).children[node.edge] = upper
         node.key, node.slots = node.key[length:].copy(), node.slots[length:].copy()
         node.edge = self._edge(upper, node.namespace, node.key, 0)
@@ -169,11 +171,26 @@ class RadixTree:
         return leaf
 
     def remove(self, leaf: RadixNode) -> RadixNode:
-        """Take a leaf out and return its parent."""
+        """Take a leaf out and return its parent. Its tokens and slots are the caller's to take
+        before.
+        """
         parent = _parent(leaf)
         del parent.children[leaf.edge]
         leaf.parent = None
+        if leaf.held:
+            leaf.heir = parent
+            leaf.key = leaf.slots = self.root.key
         return parent
+
+    def survivor(self, node: RadixNode) -> RadixNode:
+        """The node, or if it has left the tree while held, the nearest above it that has not."""
+        departed = []
+        while node.heir is not None:
+            departed.append(node)
+            node = node.heir
+        for each in departed:  # so that no chain is walked twice
+            each.heir = node
+        return node
 
     def nodes(self, namespace: Namespace | None = None) -> Iterator[RadixNode]:
         """All nodes, of one namespace or of all, parents before children; not the root."""
@@ -201,10 +218,13 @@ class RadixTree:
                 "is in another namespace than its parent": not inside,
                 "has a negative lock count": node.lock_ref < 0,
                 "is locked more often than its parent": node.lock_ref > parent.lock_ref,
+                "has a negative count of branches": node.held < 0,
+                "is held by more branches than its parent": node.held > parent.held,
+                "came in before its parent": node.created < parent.created,
                 "was used after its parent": node.last_access > parent.last_access,
                 "is computed beneath a pending one": parent.pending and not node.pending,
                 "is pending but not locked": node.pending and node.lock_ref == 0,
-                "could be evicted but is not queued": node.evictable and not node.queued,
+                "has left the tree": node.heir is not None,
             }
             for fault, found in faults.items():
                 if found:

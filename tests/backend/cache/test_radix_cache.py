@@ -2,72 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, permutations
 
 import numpy as np
 import pytest
 
-from stemma.backend.base import Namespace
-from stemma.backend.local.cache.eviction import LRU
-from stemma.backend.local.cache.kv_pool import PageAllocator
-from stemma.backend.local.cache.radix_cache import Insertion, RadixCache, RadixNode
+from stemma.backend.local.cache.radix_cache import RadixNode
 from stemma.backend.local.cache.radix_key import Ints, RadixKey, common_prefix
 from stemma.lang.errors import EngineInvariantError
-
-HOME = Namespace()
-PAGE_SIZES = pytest.mark.parametrize("page_size", [1, 4, 16])
-
-
-def key(tokens: Sequence[int], namespace: Namespace = HOME) -> RadixKey:
-    return RadixKey.of(tokens, namespace)
-
-
-class Bench:
-    """A cache over a pool, with the one thing that callers do most: bring a prompt into it."""
-
-    def __init__(self, capacity: int = 256, page_size: int = 1) -> None:
-        self.policy = CountingLRU()
-        self.allocator = PageAllocator(capacity, page_size)
-        self.cache = RadixCache(self.allocator, eviction=self.policy)
-
-    def put(
-        self, tokens: Sequence[int], namespace: Namespace = HOME, *, computed: bool = True
-    ) -> Insertion:
-        """Insert the whole pages of `tokens`, reusing what is cached."""
-        whole = key(tokens, namespace)
-        whole = whole.head(len(whole) - len(whole) % self.allocator.page_size)
-        match = self.cache.match_prefix(whole)
-        own = self.take(len(whole) - match.length)
-        slots = np.concatenate((match.slots, own))
-        done = self.cache.insert(whole, slots, owned_from=match.length, computed=computed)
-        self.cache.check()
-        return done
-
-    def take(self, tokens: int) -> Ints:
-        slots = self.allocator.alloc(tokens)
-        assert slots is not None
-        return slots
-
-    def found(self, tokens: Sequence[int], namespace: Namespace = HOME) -> int:
-        return self.cache.peek(key(tokens, namespace)).length
-
-    def check_idle(self) -> None:
-        """No locks, and every slot is either free or cached."""
-        self.cache.check()
-        assert self.cache.protected_tokens == 0
-        assert self.allocator.free_tokens + self.cache.evictable_tokens == self.allocator.capacity
-
-
-class CountingLRU(LRU):
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def key(self, node: RadixNode) -> tuple[float, ...]:
-        self.calls += 1
-        return super().key(node)
-
+from tests.backend.cache.cache_for_tests import HOME, PAGE_SIZES, Bench, key
 
 # -- keys ---------------------------------------------------------------------------------
 
@@ -629,7 +573,7 @@ def _break_pending(bench: Bench, node: RadixNode) -> None:
 
 
 def _break_queue(bench: Bench, node: RadixNode) -> None:
-    node.queued = False
+    node.entry = None
 
 
 def _break_owner(bench: Bench, node: RadixNode) -> None:

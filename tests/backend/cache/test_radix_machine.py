@@ -7,6 +7,7 @@ page. It has no nodes, no splits and no heap.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
@@ -38,6 +39,14 @@ class ModelPage:
 
 
 @dataclass(eq=False)
+class IdleBranch:
+    """What is left of the pages that were cached of its text when it came to rest."""
+
+    node: RadixNode
+    pages: set[Place]
+
+
+@dataclass(eq=False)
 class Holder:
     """A request: its tokens, its table, how much of that is the tree's, and the lock it holds."""
 
@@ -61,6 +70,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache = RadixCache(self.allocator, eviction=LRU())
         self.pages: dict[Place, ModelPage] = {}
         self.holders: list[Holder] = []
+        self.idle: list[IdleBranch] = []
         self.clock = 0
         self.evicted = 0
 
@@ -97,20 +107,27 @@ class CacheMachine(RuleBasedStateMachine):
         gone = set(self.pages) - set(self.contents())
         for place in gone:
             del self.pages[place]
+        for branch in self.idle:
+            branch.pages -= gone
         return gone
 
     def contents(self) -> dict[Place, tuple[list[int], bool, int]]:
         """The tree's pages as the model names them: slots, pending, last access."""
         found: dict[Place, tuple[list[int], bool, int]] = {}
+        for node, place in self.places():
+            first = len(place[1]) - node_start(node) - self.page_size
+            slots = node.slots[first : first + self.page_size].tolist()
+            found[place] = slots, node.pending, node.last_access
+        return found
+
+    def places(self) -> Iterator[tuple[RadixNode, Place]]:
+        """All pages of the tree, each with the node it lies in."""
         prefix_of: dict[RadixNode | None, tuple[int, ...]] = {self.cache._tree.root: ()}
         for node in self.cache._tree.nodes():
             above = prefix_of[node.parent]
             prefix_of[node] = above + tuple(node.key.tolist())
             for end in range(self.page_size, len(node) + 1, self.page_size):
-                place = node.namespace, prefix_of[node][: len(above) + end]
-                slots = node.slots[end - self.page_size : end].tolist()
-                found[place] = slots, node.pending, node.last_access
-        return found
+                yield node, (node.namespace, prefix_of[node][: len(above) + end])
 
     # -- what requests do -----------------------------------------------------------------
 
@@ -127,6 +144,21 @@ class CacheMachine(RuleBasedStateMachine):
         assert match.slots.tolist() == [slot for page in expected for slot in page.slots]
         assert match.computed == sum(not page.pending for page in expected) * self.page_size
         self.touch(expected)
+
+    @rule(data=st.data(), namespace=st.sampled_from(NAMESPACES))
+    def hold(self, data: st.DataObject, namespace: Namespace) -> None:
+        """A branch comes to rest at the end of some text."""
+        tokens = self.draw_prompt(data)
+        node = self.cache.hold(RadixKey.of(tokens, namespace))
+        there = len(self.cached(namespace, tokens))
+        self.idle.append(IdleBranch(node, set(self.prefixes(namespace, tokens)[:there])))
+
+    @precondition(lambda self: self.idle)
+    @rule(data=st.data())
+    def let_go(self, data: st.DataObject) -> None:
+        branch = data.draw(st.sampled_from(self.idle))
+        self.idle.remove(branch)
+        self.cache.let_go(branch.node)
 
     @rule(data=st.data(), namespace=st.sampled_from(NAMESPACES))
     def open(self, data: st.DataObject, namespace: Namespace) -> None:
@@ -314,10 +346,19 @@ class CacheMachine(RuleBasedStateMachine):
         if not self.any_pending():
             assert self.cache._tree.root.lock_ref == len(self.holders)
 
+    @invariant()
+    def pages_are_held_by_the_idle_branches_that_stand_on_them(self) -> None:
+        expected = Counter(place for branch in self.idle for place in branch.pages)
+        held = {place: node.held for node, place in self.places()}
+        assert held == {place: expected[place] for place in self.pages}
+
     def teardown(self) -> None:
         """At idle no lock is left, and all can be evicted."""
         for holder in list(self.holders):
             self.release(holder)
+        for branch in self.idle:
+            self.cache.let_go(branch.node)
+        assert self.cache._tree.root.held == 0
         self.cache.rollback()
         self.cache.check()
         assert self.cache.protected_tokens == 0
@@ -325,6 +366,15 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.evict(self.allocator.capacity) == cached
         assert self.allocator.free_tokens == self.allocator.capacity
         self.cache.check()
+
+
+def node_start(node: RadixNode) -> int:
+    """How many tokens lie above a node."""
+    length, above = 0, node.parent
+    while above is not None:
+        length += len(above)
+        above = above.parent
+    return length
 
 
 class CacheMachine4(CacheMachine):
@@ -335,8 +385,20 @@ class CacheMachine16(CacheMachine):
     page_size = 16
 
 
+class CacheMachine32(CacheMachine):
+    page_size = 32
+
+
+class CacheMachine64(CacheMachine):
+    page_size = 64
+
+
 TestPagesOfOne = CacheMachine.TestCase
 TestPagesOfFour = CacheMachine4.TestCase
-TestPagesOfSixteen = CacheMachine16.TestCase
+TestPagesOf16 = CacheMachine16.TestCase
+TestPagesOf32 = CacheMachine32.TestCase
+TestPagesOf64 = CacheMachine64.TestCase
 MANY = settings(max_examples=100, stateful_step_count=50, deadline=None)
-TestPagesOfOne.settings = TestPagesOfFour.settings = TestPagesOfSixteen.settings = MANY
+SOME = settings(MANY, max_examples=30)  # large pages are slow to compare one by one
+TestPagesOfOne.settings = TestPagesOfFour.settings = MANY
+TestPagesOf16.settings = TestPagesOf32.settings = TestPagesOf64.settings = SOME
