@@ -29,12 +29,14 @@ class PrefixMatch:
     """The longest cached prefix of a key: `node` ends where it ends, `slots` hold its KV (int32).
 
     computed: how many leading tokens have their KV; the step now running computes the rest.
+    unaligned: how many tokens behind them, below the limit, are cached too but do not fill a page.
     """
 
     node: RadixNode
     slots: Ints
     length: int
     computed: int
+    unaligned: int
 
 
 class Peek(NamedTuple):
@@ -108,8 +110,9 @@ class RadixCache:
         """
         stop = len(key) if limit is None else max(0, min(limit, len(key)))
         path, length = self._tree.descend(key, self._tree.floor(stop))
+        unaligned = self._tree.part_of_a_page(path, key, length, stop)
         node = self._use(self._end(path), path, hits=1, priority=priority)
-        return PrefixMatch(node, slots_of(path), length, _computed(path))
+        return PrefixMatch(node, slots_of(path), length, _computed(path), unaligned)
 
     def peek(self, key: RadixKey) -> Peek:
         """What `match_prefix` would find; leaves no trace."""

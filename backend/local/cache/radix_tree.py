@@ -6,6 +6,7 @@ eviction and snapshots read them. Everything is a loop: a chain of any depth is 
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import TypeAlias
 
@@ -21,6 +22,9 @@ Edge: TypeAlias = Page | tuple[Namespace, Page]
 Path: TypeAlias = "list[tuple[RadixNode, int]]"
 """Nodes from the root down with how many leading tokens of each agree; all but the last: whole."""
 
+Rank: TypeAlias = tuple[str, bytes]
+"""An edge as a value with an order, in which pages with a common beginning are neighbours."""
+
 
 class RadixNode:
     """key, slots: the tokens of this edge and their slots, int32, same length, whole pages.
@@ -34,7 +38,8 @@ class RadixNode:
     and at its last use. output: a request sampled these tokens. priority: the largest among the
     requests that used it.
     entry: its valid entry in the eviction queue. heir: for a node that has left the tree while it
-    was held, the one it hung from.
+    was held, the one it hung from. ordered: the ranks of its children, for pages of more than one
+    token.
     """
 
     __slots__ = (
@@ -49,6 +54,7 @@ class RadixNode:
         "last_access",
         "lock_ref",
         "namespace",
+        "ordered",
         "output",
         "parent",
         "pending",
@@ -77,6 +83,7 @@ class RadixNode:
         self.entry: tuple[tuple[float, ...], int, RadixNode] | None = None
         self.heir: RadixNode | None = None
         self.children: dict[Edge, RadixNode] = {}
+        self.ordered: list[Rank] = []
 
     def __len__(self) -> int:
         return len(self.key)
@@ -134,6 +141,27 @@ class RadixTree:
             node = child
         return path, length
 
+    def part_of_a_page(self, path: Path, key: RadixKey, length: int, stop: int) -> int:
+        """How many of the tokens length..stop-1 the tree has behind a path of `length` tokens that
+        cannot be shared, for they do not fill a page there.
+
+        Found among any number of children in O(log n): the child that agrees longest is a neighbour
+        in their order. Always 0 for pages of one token.
+        """
+        rest = key.token_ids[length : min(stop, length + self.page_size)]
+        if self.page_size == 1 or len(rest) == 0:
+            return 0
+        node, agrees = path[-1] if path else (self.root, 0)
+        if agrees < len(node):
+            return common_prefix(node.key[agrees:], rest)
+        rank = self._rank(node, key.namespace, rest)
+        place = bisect_left(node.ordered, rank)
+        longest = 0
+        for space, page in node.ordered[max(place - 1, 0) : place + 1]:
+            if space == rank[0]:
+                longest = max(longest, common_prefix(np.frombuffer(page, np.int32), rest))
+        return longest
+
     def split(self, node: RadixNode, length: int) -> RadixNode:
         """Put the first `length` tokens of the node into a new node above it, and return that.
 
@@ -156,6 +184,8 @@ class RadixTree:
         node.edge = self._edge(upper, node.namespace, node.key, 0)
         node.parent = upper
         upper.children[node.edge] = node
+        if self.page_size > 1:
+            upper.ordered.append(self._rank_of(node))
         return upper
 
     def add(self, parent: RadixNode, key: RadixKey, slots: Ints, start: int) -> RadixNode:
@@ -168,6 +198,8 @@ class RadixTree:
             parent=parent,
         )
         parent.children[leaf.edge] = leaf
+        if self.page_size > 1:
+            insort(parent.ordered, self._rank_of(leaf))
         return leaf
 
     def remove(self, leaf: RadixNode) -> RadixNode:
@@ -175,6 +207,8 @@ class RadixTree:
         before.
         """
         parent = _parent(leaf)
+        if self.page_size > 1:
+            del parent.ordered[bisect_left(parent.ordered, self._rank_of(leaf))]
         del parent.children[leaf.edge]
         leaf.parent = None
         if leaf.held:
@@ -225,10 +259,20 @@ class RadixTree:
                 "is computed beneath a pending one": parent.pending and not node.pending,
                 "is pending but not locked": node.pending and node.lock_ref == 0,
                 "has left the tree": node.heir is not None,
+                "has other children than it says": node.ordered != self._ranks(node),
             }
             for fault, found in faults.items():
                 if found:
                     raise EngineInvariantError(f"a node of {len(node)} tokens {fault}")
+
+    def _ranks(self, node: RadixNode) -> list[Rank]:
+        return sorted(map(self._rank_of, node.children.values())) if self.page_size > 1 else []
+
+    def _rank_of(self, node: RadixNode) -> Rank:
+        return self._rank(_parent(node), node.namespace, node.key[: self.page_size])
+
+    def _rank(self, parent: RadixNode, namespace: Namespace, page: Ints) -> Rank:
+        return (repr(namespace) if parent is self.root else "", page.tobytes())
 
     def _edge(self, parent: RadixNode, namespace: Namespace, token_ids: Ints, start: int) -> Edge:
         page = page_at(token_ids, start, self.page_size)

@@ -40,7 +40,7 @@ def test_capacity_is_floored_to_pages() -> None:
     assert sorted(take(allocator, 16)) == list(range(16))
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("page_size", [1, 4, 16, 32, 64])
 def test_allocation_is_rounded_up_to_whole_pages(page_size: int) -> None:
     for tokens in range(3 * page_size + 1):
         allocator = PageAllocator(64, page_size)
@@ -172,7 +172,7 @@ def _places(holes: list[int]) -> list[tuple[int, int]]:
 class AllocatorMachine(RuleBasedStateMachine):
     """The allocator against a plain set of free pages."""
 
-    @initialize(pages=st.integers(1, 60), page_size=st.sampled_from([1, 4, 16]))
+    @initialize(pages=st.integers(1, 60), page_size=st.sampled_from([1, 4, 16, 32, 64]))
     def start(self, pages: int, page_size: int) -> None:
         self.page_size = page_size
         self.allocator = PageAllocator(pages * page_size, page_size)

@@ -79,6 +79,55 @@ def test_page_that_differs_in_one_token_is_not_shared(page_size: int) -> None:
         assert bench.found(tokens) == bench.found(other) == 2 * page_size
 
 
+def test_pages_of_one_leave_nothing_unaligned() -> None:
+    bench = Bench()
+    bench.put([1, 2, 3, 4])
+    for asked in ([1, 2, 3, 4, 5], [1, 2, 9], [9], [1, 2, 3, 4]):
+        for limit in range(len(asked) + 1):
+            assert bench.cache.match_prefix(key(asked), limit=limit).unaligned == 0
+
+
+def test_unaligned_is_what_the_limit_or_a_parting_inside_a_page_takes_away() -> None:
+    bench = Bench(page_size=4)
+    bench.put([1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3])
+    asked = {
+        (1, 1, 1, 1, 2, 2, 9, 9): 2,  # parts inside an edge
+        (1, 1, 9, 9, 9): 2,  # parts inside the first page of all
+        (1, 1, 1): 3,  # ends before the page does
+        (9, 1, 1, 1): 0,
+        (1, 1, 1, 1, 2, 2, 2, 2): 0,
+    }
+    for tokens, unaligned in asked.items():
+        assert bench.cache.match_prefix(key(tokens)).unaligned == unaligned
+    whole = key([1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3])
+    for limit in range(13):
+        match = bench.cache.match_prefix(whole, limit=limit)
+        assert (match.length, match.unaligned) == (limit - limit % 4, limit % 4)
+    other = replace(HOME, salt="x")
+    bench.put([1, 1, 1, 8], other)
+    assert bench.cache.match_prefix(key([1, 1, 1, 9])).unaligned == 3
+    assert bench.cache.match_prefix(key([1, 1, 8, 8], other)).unaligned == 2
+
+
+@pytest.mark.parametrize("page_size", [4, 16, 32, 64])
+def test_nearest_of_many_siblings_is_found(page_size: int) -> None:
+    rng = np.random.default_rng(page_size)
+    bench = Bench(page_size=page_size)
+    pages = [rng.integers(0, 2, page_size).tolist() for _ in range(200)]
+    for page in pages:
+        bench.put(page)
+    for _ in range(300):
+        asked = rng.integers(0, 2, rng.integers(1, 2 * page_size)).tolist()
+        if asked[:page_size] in pages:
+            continue
+        expected = max(
+            common_prefix(np.array(asked, np.int32), np.array(page, np.int32)) for page in pages
+        )
+        assert bench.cache.match_prefix(key(asked)).unaligned == expected
+    bench.cache.evict(150 * page_size)
+    bench.cache.check()
+
+
 def test_match_ends_exactly_at_its_node_and_locks_no_more_than_it_needs() -> None:
     bench = Bench()
     bench.put([1, 2, 3, 4, 5])

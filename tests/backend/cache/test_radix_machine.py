@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, takewhile
 
 import numpy as np
 import pytest
@@ -143,7 +143,17 @@ class CacheMachine(RuleBasedStateMachine):
         assert match.length == len(expected) * self.page_size
         assert match.slots.tolist() == [slot for page in expected for slot in page.slots]
         assert match.computed == sum(not page.pending for page in expected) * self.page_size
+        assert match.length + match.unaligned == self.agreement(namespace, reach)
         self.touch(expected)
+
+    def agreement(self, namespace: Namespace, tokens: tuple[int, ...]) -> int:
+        """How many leading tokens agree with something that is cached, page borders or not."""
+        longest = 0
+        for space, cached in self.pages:
+            if space == namespace:
+                agrees = takewhile(lambda pair: pair[0] == pair[1], zip(tokens, cached))  # noqa: B905
+                longest = max(longest, sum(1 for _ in agrees))
+        return longest
 
     @rule(data=st.data(), namespace=st.sampled_from(NAMESPACES))
     def hold(self, data: st.DataObject, namespace: Namespace) -> None:
