@@ -43,7 +43,7 @@ def test_capacity_is_floored_to_pages() -> None:
 @pytest.mark.parametrize("page_size", [1, 4, 16, 32, 64])
 def test_allocation_is_rounded_up_to_whole_pages(page_size: int) -> None:
     for tokens in range(3 * page_size + 1):
-        allocator = PageAllocator(64, page_size)
+        allocator = PageAllocator(4 * page_size, page_size)
         slots = take(allocator, tokens)
         assert slots.dtype == np.int32
         assert len(slots) == -(-tokens // page_size) * page_size
