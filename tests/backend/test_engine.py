@@ -8,8 +8,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -33,23 +32,6 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 Make = Callable[..., LocalBackend]
 
 
-@pytest.fixture
-def make(tiny_model: Callable[..., Path]) -> Iterator[Make]:
-    """A maker of float64 backends that check their books after every step."""
-    made: list[LocalBackend] = []
-
-    def make(**options: object) -> LocalBackend:
-        settings: dict[str, object] = {"dtype": "float64", "kv_tokens": 4096, **options}
-        backend = LocalBackend(tiny_model(), **settings)  # type: ignore[arg-type]
-        backend.engine.check_every_step = True
-        made.append(backend)
-        return backend
-
-    yield make
-    for backend in made:
-        backend.close()
-
-
 def prompts(seed: int, count: int, *, longest: int = 60) -> list[list[int]]:
     """Random prompts, many of which share a beginning."""
     rng = random.Random(seed)
@@ -67,7 +49,7 @@ def alone(backend: LocalBackend, prompt: list[int], params: SamplingParams) -> t
     return backend.generate([prompt], params)[0].token_ids
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("page_size", [1, 4, 16, 32, 64])
 @pytest.mark.parametrize(
     "params",
     [GREEDY, SamplingParams(max_tokens=12, seed=5, ignore_eos=True)],
@@ -81,7 +63,7 @@ def test_text_does_not_depend_on_cache_batch_or_chunks(
     expected = [alone(plain, prompt, params) for prompt in work]
     for options in (
         {},
-        {"max_step_tokens": 40, "max_running": 8},
+        {"max_step_tokens": max(40, 8 + page_size), "max_running": 8},
         {"policy": "fcfs", "max_running": 3},
     ):
         backend = make(page_size=page_size, **options)
@@ -131,7 +113,7 @@ def test_namespaces_share_nothing(make: Make) -> None:
     assert backend.generate([prompt], GREEDY, namespace=spaces[2])[0].usage.cached_tokens > 0
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_small_pool_retracts_and_still_gives_the_same_text(make: Make, page_size: int) -> None:
     work = prompts(5, 24, longest=80)
     params = GREEDY.but(max_tokens=60)
