@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FinishReason = Literal["stop", "length", "cancelled"]
+CacheMode = Literal["read-write", "read", "off"]
+"""How a request uses cached state: takes and leaves, takes only, neither."""
 
 
 @dataclass(frozen=True, slots=True)

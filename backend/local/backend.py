@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stemma.backend.base import Backend, Branch, Completion, Namespace, Pending
+from stemma.backend.base import Backend, Branch, CacheMode, Completion, Namespace, Pending
 from stemma.backend.chat import ChatFormat
 from stemma.backend.local.attention.torch_attention import TorchAttention
 from stemma.backend.local.branch import LocalBranch
-from stemma.backend.local.cache.eviction import LRU
+from stemma.backend.local.cache.eviction import POLICIES
 from stemma.backend.local.cache.kv_pool import KVPool
 from stemma.backend.local.cache.radix_cache import RadixCache
 from stemma.backend.local.cache.snapshot import TreeSnapshot
@@ -32,7 +32,7 @@ from stemma.backend.local.memory import RequestMemory
 from stemma.backend.local.metrics import Stats
 from stemma.backend.local.model.default_model import resolve_model
 from stemma.backend.local.model.loader import load_model
-from stemma.backend.local.request import Ints, Request
+from stemma.backend.local.request import CacheUse, Ints, Request
 from stemma.backend.local.scheduler import Scheduler
 from stemma.backend.local.sizing import choose_device, choose_dtype, default_kv_tokens
 from stemma.backend.local.tokenizer import Tokenizer
@@ -48,8 +48,6 @@ from stemma.lang.sampling import DEFAULT_MAX_TOKENS, SamplingParams, derive_seed
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-EVICTION = {"lru": LRU}
-
 
 class LocalBackend(Backend):
     """A model in this process, every computed token kept in a radix tree over its KV cache.
@@ -62,7 +60,9 @@ class LocalBackend(Backend):
     kv_tokens: size of the KV pool; None takes a share of the memory that is free. page_size: tokens
     per page, the
         unit of sharing. prefix_cache: False computes every request from its first token on.
-    policy: "lpm" or "fcfs", see `Scheduler`. eviction: "lru".
+    policy: "lpm" or "fcfs", see `Scheduler`. eviction: what leaves the cache first when memory is
+    short: "program-aware", "lru", "lfu", "slru", "fifo", "filo", "mru" or "priority", see
+    `cache/eviction.py`.
     max_running: requests that are in progress at once. max_step_tokens: most rows of one forward
     pass.
 
@@ -83,8 +83,8 @@ class LocalBackend(Backend):
         max_running: int = 256,
         max_step_tokens: int = 2048,
     ) -> None:
-        if eviction not in EVICTION:
-            raise InvalidArgument(f"eviction={eviction!r}: must be one of {', '.join(EVICTION)}")
+        if eviction not in POLICIES:
+            raise InvalidArgument(f"eviction={eviction!r}: must be one of {', '.join(POLICIES)}")
         for name, value in (
             ("page_size", page_size),
             ("kv_tokens", 1 if kv_tokens is None else kv_tokens),
@@ -134,8 +134,12 @@ class LocalBackend(Backend):
                 needed=kv_tokens,
                 limit=affordable,
             ) from error
-        cache = RadixCache(pool.allocator, eviction=EVICTION[eviction]())
-        memory = RequestMemory(pool.allocator, cache, prefix_cache=prefix_cache)
+        self.eviction = eviction
+        memory = RequestMemory(
+            pool.allocator,
+            RadixCache(pool.allocator, eviction=POLICIES[eviction]()),
+            prefix_cache=prefix_cache,
+        )
         self.engine = Engine(
             loaded.decoder,
             TorchAttention(pool, num_heads=config.num_heads, scale=config.attention_scale),
@@ -176,8 +180,28 @@ class LocalBackend(Backend):
 
     # -- programs
 
-    def open(self, namespace: Namespace = Namespace()) -> Branch:
-        return LocalBranch(self, namespace, ids=[], literal=Literal(self.text, first=True))
+    def open(
+        self,
+        namespace: Namespace = Namespace(),
+        *,
+        cache: CacheMode = "read-write",
+        priority: int = 0,
+    ) -> Branch:
+        """An empty branch. It and its forks share cached state within the namespace only.
+
+        cache: "read" takes what is cached and leaves nothing there, "off" does neither. priority:
+        for eviction="priority", where what was used at a lower one goes first.
+        """
+        use = self._use(namespace, cache, priority)
+        return LocalBranch(self, use, ids=[], literal=Literal(self.text, first=True))
+
+    def _use(self, namespace: Namespace, cache: CacheMode, priority: int) -> CacheUse:
+        if priority and self.eviction != "priority":
+            raise InvalidArgument(
+                f"priority={priority!r}: only eviction='priority' looks at it, "
+                f"and this backend has eviction={self.eviction!r}"
+            )
+        return CacheUse(namespace, cache, priority)
 
     # -- offline batches
 
@@ -188,18 +212,22 @@ class LocalBackend(Backend):
         *,
         prompt_logprobs: bool = False,
         namespace: Namespace = Namespace(),
+        cache: CacheMode = "read-write",
+        priority: int = 0,
     ) -> list[Completion]:
         """Complete each prompt `params.n` times; results prompt by prompt, samples of one prompt
         side by side.
 
         prompts: texts (control tokens in them are plain text) or lists of token ids. Never heals:
         ids go in as they are. prompt_logprobs: also report the log-probability of every prompt
-        token from the second on. All requests are handed to the engine together. If one fails, the
-        others are stopped and its error is raised; so is KeyboardInterrupt. With `params.seed` the
-        samples of every prompt have the same seeds.
+        token from the second on. cache, priority: see `open`.
+        All requests are handed to the engine together. If one fails, the others are stopped and its
+        error is raised; so is KeyboardInterrupt. With `params.seed` the samples of every prompt
+        have the same seeds.
         """
         params = params or SamplingParams()
         self.engine.check_may_wait()
+        use = self._use(namespace, cache, priority)
         listed = [prompts] if isinstance(prompts, str) else prompts
         seed = self.seed_of(params)
         handles: list[Pending[Completion]] = []
@@ -213,7 +241,9 @@ class LocalBackend(Backend):
                     self.make_request(
                         ids,
                         params,
-                        namespace,
+                        use.namespace,
+                        cache=use.mode,
+                        priority=use.priority,
                         seed=derive_seed(seed, k) if k else seed,
                         next_logprob=1 if prompt_logprobs else None,
                         on_finish=_resolving(handle),
@@ -286,6 +316,8 @@ class LocalBackend(Backend):
         next_logprob: int | None = None,
         heal: npt.NDArray[np.int32] | None = None,
         scored: bool = False,
+        cache: CacheMode = "read-write",
+        priority: int = 0,
     ) -> Request:
         """A request that continues `ids`. Raises ContextOverflow or OutOfCacheMemory if it can
         never fit.
@@ -302,7 +334,9 @@ class LocalBackend(Backend):
         samples = max_tokens > 0
         return Request(
             tokens=Ints(ids),
-            namespace=self._versioned(namespace),
+            namespace=self.versioned(namespace),
+            cache=cache,
+            priority=priority,
             params=params,
             on_finish=on_finish,
             on_error=on_error,
@@ -342,7 +376,8 @@ class LocalBackend(Backend):
             return wanted
         return min(max(DEFAULT_MAX_TOKENS, least), min(context, pool) - prompt)
 
-    def _versioned(self, namespace: Namespace) -> Namespace:
+    def versioned(self, namespace: Namespace) -> Namespace:
+        """The namespace as the tree knows it: of these weights."""
         return Namespace(self.model_version, namespace.adapter, namespace.salt, namespace.extra_key)
 
     def submit(self, requests: Sequence[Request]) -> None:
@@ -365,7 +400,7 @@ class LocalBackend(Backend):
         self.engine.call(self.engine.check)
 
     def flush_cache(self, namespace: Namespace | None = None) -> int:
-        wanted = None if namespace is None else self._versioned(namespace)
+        wanted = None if namespace is None else self.versioned(namespace)
         return self.engine.call(lambda: self.engine.scheduler.memory.cache.flush(wanted))
 
     def warmup(self) -> None:

@@ -18,13 +18,12 @@ from stemma.backend.base import (
     Branch,
     ChoiceScore,
     Generation,
-    Namespace,
     Pending,
     ScoredChoices,
     Usage,
 )
 from stemma.backend.local.literal import Literal
-from stemma.backend.local.request import Request, State
+from stemma.backend.local.request import CacheUse, Request, State
 from stemma.lang.errors import BackendClosed, InvalidArgument, StemmaError
 from stemma.lang.sampling import SamplingParams
 
@@ -36,10 +35,15 @@ class LocalBranch(Branch):
     """See `Branch`. Made by `LocalBackend.open` and `fork`."""
 
     def __init__(
-        self, backend: LocalBackend, namespace: Namespace, *, ids: list[int], literal: Literal
+        self,
+        backend: LocalBackend,
+        use: CacheUse,
+        *,
+        ids: list[int],
+        literal: Literal,
     ) -> None:
         self._backend = backend
-        self._namespace = namespace
+        self._use = use
         self._ids = ids  # never changed in place: forks share it
         self._literal = literal
         self._running: list[Request] = []
@@ -53,7 +57,7 @@ class LocalBranch(Branch):
 
     def fork(self, n: int) -> list[Branch]:
         return [
-            LocalBranch(self._backend, self._namespace, ids=self._ids, literal=self._literal)
+            LocalBranch(self._backend, self._use, ids=self._ids, literal=self._literal)
             for _ in range(n)
         ]
 
@@ -78,7 +82,9 @@ class LocalBranch(Branch):
         request = backend.make_request(
             prompt,
             params,
-            self._namespace,
+            self._use.namespace,
+            cache=self._use.mode,
+            priority=self._use.priority,
             on_finish=finish,
             on_error=generation.fail,
             on_text=generation.push,
@@ -127,7 +133,7 @@ class LocalBranch(Branch):
         prompt = self.token_ids()
         if not prompt:
             raise InvalidArgument("nothing stands before the choices: append text first")
-        scoring = _Scoring(self._backend, self._namespace, unconditional=unconditional)
+        scoring = _Scoring(self._backend, self._use, unconditional=unconditional)
         scoring.build(prompt, self._lines(prompt, choices))
         scoring.handle.on_cancel = scoring.cancel
         self._submit(scoring.requests)
@@ -170,11 +176,11 @@ class _Scoring:
     everything happens on the engine's thread.
     """
 
-    def __init__(self, backend: LocalBackend, namespace: Namespace, *, unconditional: bool) -> None:
+    def __init__(self, backend: LocalBackend, use: CacheUse, *, unconditional: bool) -> None:
         self.handle: Pending[ScoredChoices] = Pending()
         self.requests: list[Request] = []
         self._backend = backend
-        self._namespace = namespace
+        self._use = use
         self._unconditional = unconditional
         self._start = 0
         self._scored: list[_Scored] = []
@@ -202,12 +208,15 @@ class _Scoring:
         request = self._backend.make_request(
             ids,
             SamplingParams(max_tokens=0),
-            self._namespace,
+            self._use.namespace,
+            cache=self._use.mode,
+            priority=self._use.priority,
             next_logprob=max(1, len(ids) - tail),
             on_finish=self._finished,
             on_error=self._failed,
             scored=True,
         )
+        request.output_start = len(ids) - tail
         self.requests.append(request)
         return request
 

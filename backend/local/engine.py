@@ -433,6 +433,7 @@ class Engine:
         self.counters.finished += 1
         self.counters.prompt_tokens += request.cached_tokens + request.computed_tokens
         self.counters.cached_tokens += request.cached_tokens
+        self.counters.alignment_lost_tokens += request.unaligned_tokens or 0
 
     def stats(self) -> Stats:
         """Counters and sizes as they are now; on the engine's thread."""

@@ -76,7 +76,15 @@ class RequestMemory:
     def match(self, request: Request) -> PrefixMatch:
         """The longest cached prefix that leaves the rows whose logits are needed to this step."""
         key = RadixKey(request.tokens.view(request.known_end), request.namespace)
-        return self.cache.match_prefix(key, limit=self._limit(request, key))
+        limit = self._limit(request, key)
+        return self.cache.match_prefix(key, limit=limit, priority=request.priority)
+
+    @staticmethod
+    def unaligned(request: Request, match: PrefixMatch) -> int:
+        """How many tokens behind the match are cached but do not fill a page, and could have been
+        taken with pages of one.
+        """
+        return max(0, min(match.unaligned, request.logits_from - match.length))
 
     def _limit(self, request: Request, key: RadixKey) -> int:
         """How much of the key may be taken from the tree.
@@ -84,7 +92,7 @@ class RequestMemory:
         Rows that are pending belong to this step, so they may be shared to the last one; of
         computed ones the match ends before the first row whose logits are needed.
         """
-        if not self.prefix_cache:
+        if not self.prefix_cache or request.cache == "off":
             return 0
         needed = request.logits_from
         return needed if self.cache.peek(key).computed > needed else len(key)
@@ -129,10 +137,7 @@ class RequestMemory:
         """Give the whole pages below `end` to the tree as pending, so that later requests of the
         step share them.
         """
-        end = self.floor(end)
-        if not self.prefix_cache or end <= request.shared:
-            return
-        self._insert(request, end, computed=False)
+        self._give(request, end, computed=False)
 
     def truncate(self, request: Request, end: int) -> None:
         """Forget the KV of positions from `end` on (their tokens are about to differ). Slots stay
@@ -150,9 +155,7 @@ class RequestMemory:
         """
         if request.node is None:
             return
-        end = self.floor(request.computed)
-        if self.prefix_cache and end > request.shared:
-            self._insert(request, end, computed=True)
+        self._give(request, request.computed, computed=True)
         self._forget(request)
 
     def discard(self, request: Request) -> None:
@@ -187,10 +190,24 @@ class RequestMemory:
                     f"request shares {request.shared} of {len(request.table)} slots"
                 )
 
+    def _give(self, request: Request, end: int, *, computed: bool) -> None:
+        """Insert the whole pages below `end`, output apart from what stands before it."""
+        if self.prefix_cache and request.cache == "read-write":
+            for stop in (min(end, request.output_start), end):
+                if self.floor(stop) > request.shared:
+                    self._insert(request, self.floor(stop), computed=computed)
+
     def _insert(self, request: Request, end: int, *, computed: bool) -> None:
         key = RadixKey(request.tokens.view(end).copy(), request.namespace)
         slots = request.table.view(end).copy()
-        insertion = self.cache.insert(key, slots, owned_from=request.shared, computed=computed)
+        insertion = self.cache.insert(
+            key,
+            slots,
+            owned_from=request.shared,
+            computed=computed,
+            output=request.shared >= self.floor(request.output_start),
+            priority=request.priority,
+        )
         self.cache.inc_lock_ref(insertion.node)
         self.cache.dec_lock_ref(self._node(request))
         request.node = insertion.node

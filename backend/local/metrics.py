@@ -15,6 +15,7 @@ class Counters:
     cached_tokens: int = 0
     computed_tokens: int = 0
     output_tokens: int = 0
+    alignment_lost_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class Stats:
     prompt_tokens, cached_tokens: of finished requests; what other requests computed in the same
     step is cached.
     computed_tokens: rows run through the model, of prompts, scored choices and outputs alike.
+    alignment_lost_tokens: prompt tokens of finished requests that were cached when the request was
+    admitted, and computed again because they did not fill a page there. 0 for pages of one token.
     pool_tokens == free_tokens + evictable_tokens + protected_tokens + private_tokens, where
     evictable is cached and unlocked, protected is cached and in use, private belongs to running
     requests alone.
@@ -38,6 +41,7 @@ class Stats:
     cached_tokens: int
     computed_tokens: int
     output_tokens: int
+    alignment_lost_tokens: int
     evicted_tokens: int
     pool_tokens: int
     free_tokens: int

@@ -11,13 +11,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from stemma.backend.base import Completion, FinishReason, Namespace, TokenLogprob, Usage
-from stemma.lang.errors import EngineInvariantError
+from stemma.backend.base import (
+    CacheMode,
+    Completion,
+    FinishReason,
+    Namespace,
+    TokenLogprob,
+    Usage,
+)
+from stemma.lang.errors import EngineInvariantError, InvalidArgument
 from stemma.lang.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -56,6 +63,24 @@ class Ints:
         self._size = min(size, self._size)
 
 
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """What a branch's requests have to do with the cache: what they share with whom, and how long
+    they wish it kept.
+    """
+
+    namespace: Namespace
+    mode: CacheMode
+    priority: int
+
+    def __post_init__(self) -> None:
+        modes = get_args(CacheMode)
+        if self.mode not in modes:
+            raise InvalidArgument(
+                f"cache={self.mode!r}: must be one of {', '.join(map(repr, modes))}"
+            )
+
+
 class State(Enum):
     WAITING = "waiting"
     RUNNING = "running"
@@ -75,6 +100,9 @@ class Request:
     next_logprob: position of the first known token whose log-probability is wanted and not there
     yet; None when
         none is wanted. `prompt_logprobs` collects them.
+    cache: what it takes from the tree and leaves there. output_start: from this position on the
+    tokens are wanted by nobody but who asked for them: what is sampled, or a choice. priority: for
+    the eviction policy of that name.
     heal: ids that may stand in place of the last prompt token, for the first draw; None once
     decided.
     on_finish, on_error: one of them is called once, on the engine's thread, after all locks and
@@ -96,6 +124,9 @@ class Request:
     output: OutputText | None = None
     max_tokens: int = 0
     prompt_top_logprobs: int = 0
+    cache: CacheMode = "read-write"
+    priority: int = 0
+    output_start: int = 0
 
     # progress
     state: State = State.WAITING
@@ -122,11 +153,13 @@ class Request:
     counted: int = 0
     cached_tokens: int = 0
     computed_tokens: int = 0
+    unaligned_tokens: int | None = None
     submitted_at: float = field(default_factory=time.perf_counter)
     first_token_at: float | None = None
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.tokens)
+        self.output_start = self.output_start or self.prompt_length
         self.publish_end = self.known_end
 
     @property

@@ -247,6 +247,8 @@ class Scheduler:
             request.state = State.RUNNING
             self.running.append(request)
             request.count(0, match.length, cached=True)
+            if request.unaligned_tokens is None:
+                request.unaligned_tokens = self.memory.unaligned(request, match)
             before = len(request.table)
             budget -= self._add_chunk(request, step, budget, may_retract=False)
             growth -= len(request.table) - before
