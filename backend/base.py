@@ -151,8 +151,9 @@ class Pending(Generic[T]):
         """Ask the backend to stop; the handle then fails with `Cancelled`. Harmless when already
         resolved.
         """
-        if self.on_cancel is not None and not self.future.done():
-            self.on_cancel()
+        on_cancel = self.on_cancel  # read once: the backend may forget it when it resolves
+        if on_cancel is not None and not self.future.done():
+            on_cancel()
 
     def finish(self, value: T) -> None:
         """Backend side: resolve."""

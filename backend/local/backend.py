@@ -79,7 +79,7 @@ class LocalBackend(Backend):
         page_size: int = 1,
         prefix_cache: bool = True,
         policy: str = "lpm",
-        eviction: str = "lru",
+        eviction: str = "program-aware",
         max_running: int = 256,
         max_step_tokens: int = 2048,
     ) -> None:

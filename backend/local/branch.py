@@ -1,8 +1,8 @@
 """`LocalBranch`: one line of text on the local engine: committed token ids plus one pending
 literal.
 
-Owns ids and text, never memory: an idle branch holds no lock, its prefix is found in the tree when
-it goes on.
+Owns ids and text, never memory: an idle branch holds no lock, only a hint where it stands, and its
+prefix is found in the tree when it goes on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from stemma.backend.base import (
     ScoredChoices,
     Usage,
 )
+from stemma.backend.local.cache.radix_key import RadixKey
 from stemma.backend.local.literal import Literal
+from stemma.backend.local.place import Place
 from stemma.backend.local.request import CacheUse, Request, State
 from stemma.lang.errors import BackendClosed, InvalidArgument, StemmaError
 from stemma.lang.sampling import SamplingParams
@@ -41,11 +43,13 @@ class LocalBranch(Branch):
         *,
         ids: list[int],
         literal: Literal,
+        place: Place | None = None,
     ) -> None:
         self._backend = backend
         self._use = use
         self._ids = ids  # never changed in place: forks share it
         self._literal = literal
+        self._place = place
         self._running: list[Request] = []
         self._closed = False
 
@@ -57,13 +61,16 @@ class LocalBranch(Branch):
 
     def fork(self, n: int) -> list[Branch]:
         return [
-            LocalBranch(self._backend, self._use, ids=self._ids, literal=self._literal)
+            LocalBranch(
+                self._backend, self._use, ids=self._ids, literal=self._literal, place=self._place
+            )
             for _ in range(n)
         ]
 
     def close(self) -> None:
         self._closed = True
         self._backend.engine.cancel(self._running)
+        self._running, self._place = [], None
 
     # -- generating
 
@@ -77,6 +84,7 @@ class LocalBranch(Branch):
 
         def finish(request: Request) -> None:
             self._take_output(request, prompt)
+            self._running, generation.on_cancel = [], None  # no circle outlives the request
             generation.finish(request.completion())
 
         request = backend.make_request(
@@ -119,6 +127,9 @@ class LocalBranch(Branch):
         self._literal = Literal(self._backend.text, first=False)
         if end is not None:
             self._literal = self._literal.append(end.rest)
+        if self._use.mode != "off" and not self._closed:
+            self._place = Place(self._backend.engine)
+            self._place.settle(RadixKey(request.tokens.view(len(self._ids)), request.namespace))
 
     # -- choosing
 
@@ -154,6 +165,11 @@ class LocalBranch(Branch):
     def commit(self, choice: ChoiceScore) -> None:
         self._ids = [*self.token_ids()[: choice.start], *choice.token_ids]
         self._literal = Literal(self._backend.text, first=False)
+        if self._use.mode != "off":
+            engine, place = self._backend.engine, Place(self._backend.engine)
+            key = RadixKey.of(self._ids, self._backend.versioned(self._use.namespace))
+            engine.tell(lambda: place.settle(key))
+            self._place = place
 
     # -- requests
 

@@ -163,6 +163,13 @@ class Engine:
         if threading.current_thread() is self._thread:
             raise StemmaError("a result was waited for on the engine's own thread, in a callback")
 
+    def tell(self, work: Callable[[], None]) -> None:
+        """Have `work` done between two steps; nobody waits for it, and a closed engine forgets it.
+
+        Takes no lock, so that a finaliser may use it wherever the garbage collector runs it.
+        """
+        self._inbox.put(lambda: None if self._closing else work())
+
     def close(self) -> None:
         """Stop the thread; requests under way fail with BackendClosed."""
         self._closing = True

@@ -299,7 +299,7 @@ def test_priority_that_nobody_looks_at_is_refused(make: Make) -> None:
     backend = make()
     with pytest.raises(InvalidArgument, match="eviction='priority'"):
         backend.open(priority=1)
-    with pytest.raises(InvalidArgument, match="eviction='lru'"):
+    with pytest.raises(InvalidArgument, match="eviction='program-aware'"):
         backend.generate([[5]], priority=1)
 
 
