@@ -5,6 +5,7 @@ into requests.
 from __future__ import annotations
 
 import random
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -32,6 +33,7 @@ from stemma.backend.local.memory import RequestMemory
 from stemma.backend.local.metrics import Stats
 from stemma.backend.local.model.default_model import resolve_model
 from stemma.backend.local.model.loader import load_model
+from stemma.backend.local.pins import Clock, Pin, pin_prefix
 from stemma.backend.local.request import CacheUse, Ints, Request
 from stemma.backend.local.scheduler import Scheduler
 from stemma.backend.local.sizing import choose_device, choose_dtype, default_kv_tokens
@@ -62,7 +64,8 @@ class LocalBackend(Backend):
         unit of sharing. prefix_cache: False computes every request from its first token on.
     policy: "lpm" or "fcfs", see `Scheduler`. eviction: what leaves the cache first when memory is
     short: "program-aware", "lru", "lfu", "slru", "fifo", "filo", "mru" or "priority", see
-    `cache/eviction.py`.
+    `cache/eviction.py`. max_pinned_share: most of the pool that `pin` may keep; clock: what pins go
+    by, in seconds.
     max_running: requests that are in progress at once. max_step_tokens: most rows of one forward
     pass.
 
@@ -80,6 +83,8 @@ class LocalBackend(Backend):
         prefix_cache: bool = True,
         policy: str = "lpm",
         eviction: str = "program-aware",
+        max_pinned_share: float = 0.5,
+        clock: Clock = time.monotonic,
         max_running: int = 256,
         max_step_tokens: int = 2048,
     ) -> None:
@@ -139,6 +144,8 @@ class LocalBackend(Backend):
             pool.allocator,
             RadixCache(pool.allocator, eviction=POLICIES[eviction]()),
             prefix_cache=prefix_cache,
+            max_pinned_share=max_pinned_share,
+            clock=clock,
         )
         self.engine = Engine(
             loaded.decoder,
@@ -400,8 +407,21 @@ class LocalBackend(Backend):
         self.engine.call(self.engine.check)
 
     def flush_cache(self, namespace: Namespace | None = None) -> int:
+        """See `Backend`; what is pinned stays."""
         wanted = None if namespace is None else self.versioned(namespace)
-        return self.engine.call(lambda: self.engine.scheduler.memory.cache.flush(wanted))
+        return self.engine.call(lambda: self.engine.scheduler.memory.flush(wanted))
+
+    def pin(
+        self, prompt: str | Sequence[int], *, ttl: float, namespace: Namespace = Namespace()
+    ) -> Pin:
+        """Keep a prefix in the cache for `ttl` seconds, whether anybody uses it or not; what is not
+        cached yet is computed now.
+
+        Whole pages are pinned. Raises OutOfCacheMemory, with the numbers, if more than
+        max_pinned_share of the pool would be. A text's last token may be another one when the text
+        goes on; then all but that is shared.
+        """
+        return pin_prefix(self, self._prompt_ids(prompt), ttl=ttl, namespace=namespace)
 
     def warmup(self) -> None:
         """Run a short request, so that the first real one does not pay for the first touch of

@@ -445,6 +445,7 @@ class Engine:
     def stats(self) -> Stats:
         """Counters and sizes as they are now; on the engine's thread."""
         memory, counters = self.scheduler.memory, self.counters
+        memory.pins.expire()
         return Stats(
             **asdict(counters),
             running=len(self.scheduler.running),
@@ -456,17 +457,20 @@ class Engine:
             evictable_tokens=memory.cache.evictable_tokens,
             protected_tokens=memory.cache.protected_tokens,
             private_tokens=memory.private_tokens,
+            pinned_tokens=memory.pins.tokens,
         )
 
     def check(self) -> None:
-        """Raise EngineInvariantError unless all books add up; at idle nothing may be locked or
-        private.
+        """Raise EngineInvariantError unless all books add up; at idle nothing may be private, and
+        nothing locked but what is pinned.
         """
         memory = self.scheduler.memory
+        memory.pins.expire()
         memory.check()
         if not self.scheduler.running:
             held = memory.cache.protected_tokens + memory.private_tokens
-            if held:
+            if held != memory.pins.tokens:
                 raise EngineInvariantError(
-                    f"{held} tokens are locked or private though nothing runs"
+                    f"{held} tokens are locked or private though nothing runs and "
+                    f"{memory.pins.tokens} are pinned"
                 )

@@ -15,14 +15,17 @@ same step.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 import numpy as np
 
+from stemma.backend.base import Namespace
 from stemma.backend.local.cache.kv_pool import PageAllocator
 from stemma.backend.local.cache.radix_cache import PrefixMatch, RadixCache
 from stemma.backend.local.cache.radix_key import RadixKey
 from stemma.backend.local.cache.radix_tree import RadixNode
+from stemma.backend.local.pins import Clock, Pins
 from stemma.backend.local.request import Ints, Request
 from stemma.lang.errors import EngineInvariantError
 
@@ -31,14 +34,24 @@ DECODE_RUN = 16
 
 
 class RequestMemory:
-    """The slots of all running requests, over one page allocator and one radix tree."""
+    """The slots of all running requests, over one page allocator and one radix tree.
+
+    max_pinned_share, clock: of the pins, see `Pins`.
+    """
 
     def __init__(
-        self, allocator: PageAllocator, cache: RadixCache, *, prefix_cache: bool = True
+        self,
+        allocator: PageAllocator,
+        cache: RadixCache,
+        *,
+        prefix_cache: bool = True,
+        max_pinned_share: float = 0.5,
+        clock: Clock = time.monotonic,
     ) -> None:
         self.allocator = allocator
         self.cache = cache
         self.prefix_cache = prefix_cache
+        self.pins = Pins(allocator, cache, max_share=max_pinned_share, clock=clock)
         self._attached: dict[int, Request] = {}
 
     # -- sizes, in tokens
@@ -162,6 +175,11 @@ class RequestMemory:
         """Let go after a failed step: nothing of it may enter the tree."""
         if request.node is not None:
             self._forget(request)
+
+    def flush(self, namespace: Namespace | None = None) -> int:
+        """Free what no running request uses and no pin keeps; returns how many tokens."""
+        self.pins.expire()
+        return self.cache.flush(namespace)
 
     # -- books
 

@@ -28,8 +28,8 @@ class Stats:
     alignment_lost_tokens: prompt tokens of finished requests that were cached when the request was
     admitted, and computed again because they did not fill a page there. 0 for pages of one token.
     pool_tokens == free_tokens + evictable_tokens + protected_tokens + private_tokens, where
-    evictable is cached and unlocked, protected is cached and in use, private belongs to running
-    requests alone.
+    evictable is cached and unlocked, protected is cached and in use or pinned, private belongs to
+    running requests alone. pinned_tokens: those of the protected ones that are pinned.
     """
 
     steps: int
@@ -48,6 +48,7 @@ class Stats:
     evictable_tokens: int
     protected_tokens: int
     private_tokens: int
+    pinned_tokens: int
 
     @property
     def hit_rate(self) -> float:

@@ -97,6 +97,7 @@ class Scheduler:
         self._order = orders[policy]
         self._arrivals = 0
         self._blocked = False
+        self._ended_pins = 0
 
     @property
     def has_work(self) -> bool:
@@ -146,6 +147,7 @@ class Scheduler:
 
     def schedule(self) -> Step | None:
         """The next step, or None when nothing can run."""
+        self._look_at_pins()
         step = Step()
         retractions = self.retractions
         budget = self.max_step_tokens - sum(r.is_decoding for r in self.running)
@@ -155,6 +157,13 @@ class Scheduler:
         if self.retractions == retractions:
             self._admit(step, budget)
         return step if step.requests else None
+
+    def _look_at_pins(self) -> None:
+        """Where pins have ended there is room to look at again."""
+        pins = self.memory.pins
+        pins.expire()
+        self._blocked = self._blocked and pins.ended == self._ended_pins
+        self._ended_pins = pins.ended
 
     def _continue(self, request: Request, step: Step, budget: int) -> int:
         """Give a running request its rows; returns how many of the prefill budget it takes."""
@@ -264,11 +273,14 @@ class Scheduler:
     def _refuse(self, request: Request) -> None:
         """Fail a request that does not fit though nothing else runs."""
         need, limit = request.known_end, self.memory.capacity
+        pinned = self.memory.pins.tokens
+        but = f", of which {pinned} are pinned," if pinned else ""
         self.finish(request)
         request.on_error(
             OutOfCacheMemory(
-                f"a request of {need} tokens does not fit the KV pool of {limit} tokens though "
-                "nothing else runs; raise kv_tokens or shorten the request",
+                f"a request of {need} tokens does not fit the KV pool of {limit} tokens{but} "
+                "though nothing else runs; "
+                f"{'release pins, ' if pinned else ''}raise kv_tokens or shorten the request",
                 needed=need,
                 limit=limit,
             )
