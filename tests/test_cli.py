@@ -27,12 +27,12 @@ def test_help_is_one_screen_with_a_line_for_each_command_and_examples() -> None:
     result = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"})
     assert result.exit_code == 0
     assert len(result.output.strip().splitlines()) < 40
-    for name in ("run", "chat", "demo", "doctor"):
+    for name in ("run", "tree", "chat", "demo", "doctor"):
         assert len(re.findall(rf"^│ {name} .*\. *│$", result.output, re.MULTILINE)) == 1
         assert re.search(rf"^ +stemma {name}\b", result.output, re.MULTILINE)
 
 
-@pytest.mark.parametrize("command", ["run", "chat", "demo", "doctor"])
+@pytest.mark.parametrize("command", ["run", "tree", "chat", "demo", "doctor"])
 def test_help_of_a_command_needs_no_model_library(command: str) -> None:
     code = f"""
 import sys

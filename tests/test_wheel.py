@@ -51,6 +51,7 @@ def test_the_wheel_has_every_module_and_no_other(unpacked: Path) -> None:
             expected.add(f"stemma.{floor}" if name == "__init__" else f"stemma.{floor}.{name}")
     assert modules(unpacked) == expected
     assert (unpacked / "stemma" / "py.typed").exists()
+    assert (unpacked / "stemma" / "treeview" / "assets" / "page.html").exists()
 
 
 @pytest.mark.slow

@@ -12,15 +12,19 @@ import typer
 
 from stemma.commands.endings import errors_told
 from stemma.commands.settings import (
+    Html,
     Json,
+    KvTokens,
     MaxTokens,
     Model,
     RunSettings,
     Seed,
     Show,
+    Svg,
     Temperature,
     Timeout,
     Tree,
+    TreeSettings,
 )
 
 app = typer.Typer(
@@ -35,6 +39,7 @@ app = typer.Typer(
   stemma demo                          [dim]see what it is about[/]
   stemma run tips.py --topic sleep     [dim]run a program with an argument[/]
   stemma run tips.py --help            [dim]see the arguments it takes[/]
+  stemma tree tips.py --html out.html  [dim]see what the cache kept and reused[/]
   stemma chat -m path/or/hub-id        [dim]talk to a model[/]
   stemma doctor --load                 [dim]try whether all is well[/]
 
@@ -63,20 +68,22 @@ def root(
     pass
 
 
-@app.command(
-    options_metavar="[OPTIONS]",
-    context_settings={"allow_extra_args": True, "allow_interspersed_args": False},
-)
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE.py[:PROGRAM]",
+        help="The file, and which of its programs where it has several.",
+        show_default=False,
+    ),
+]
+# What comes after the file is the program's.
+BEFORE_A_PROGRAM = {"allow_extra_args": True, "allow_interspersed_args": False}
+
+
+@app.command(options_metavar="[OPTIONS]", context_settings=BEFORE_A_PROGRAM)
 def run(
     context: typer.Context,
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE.py[:PROGRAM]",
-            help="The file, and which of its programs where it has several.",
-            show_default=False,
-        ),
-    ],
+    target: Target,
     model: Model = None,
     seed: Seed = None,
     timeout: Timeout = None,
@@ -95,6 +102,32 @@ def run(
     from stemma.commands.run import run_target
 
     run_target(target, context.args, settings)
+
+
+@app.command(options_metavar="[OPTIONS]", context_settings=BEFORE_A_PROGRAM)
+def tree(
+    context: typer.Context,
+    target: Target,
+    html: Html = None,
+    svg: Svg = None,
+    kv_tokens: KvTokens = None,
+    model: Model = None,
+    seed: Seed = None,
+    timeout: Timeout = None,
+    temperature: Temperature = None,
+    max_tokens: MaxTokens = None,
+) -> None:
+    """Run a program and show, moment by moment, what the cache keeps.
+
+    There is a moment for every variable: what was hit, what is new, what had to go. The program's
+    own arguments come after the file, as options; so may those of this command.
+    """
+    settings = TreeSettings(
+        model, seed, timeout, temperature, max_tokens, html=html, svg=svg, kv_tokens=kv_tokens
+    )
+    from stemma.commands.tree import record_target
+
+    record_target(target, context.args, settings)
 
 
 @app.command()

@@ -1,7 +1,7 @@
 """The command line of one program: its parameters as options, next to those of the run.
 
-Made from the program's signature and docstring by `stemma run`. A parameter goes before an option
-of the run that has its name; that option can still be given before the file.
+Made from the program's signature and docstring by `stemma run` and `stemma tree`. A parameter goes
+before an option of the run that has its name; that option can still be given before the file.
 """
 
 from __future__ import annotations
@@ -14,21 +14,23 @@ from dataclasses import fields, replace
 from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import typer
 from rich.markup import escape
 
-from stemma.commands.settings import RunSettings
+from stemma.commands.settings import Settings
 from stemma.interpreter.program import Program
 
-Act = Callable[[dict[str, Any], RunSettings], None]
+S = TypeVar("S", bound=Settings)
 
 # The options are the parameters of one function: prefixes keep the program's from the run's.
 _OWN, _RUN = "own_", "run_"
 
 
-def program_command(program: Program, settings: RunSettings, act: Act) -> typer.Typer:
+def program_command(
+    program: Program, settings: S, act: Callable[[dict[str, Any], S], None]
+) -> typer.Typer:
     """The command line of `program`.
 
     settings: what was given before the file. act: called with the arguments that were given, and
@@ -61,9 +63,9 @@ def program_command(program: Program, settings: RunSettings, act: Act) -> typer.
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
-def _run_options(settings: RunSettings, *, hidden: set[str]) -> Iterator[inspect.Parameter]:
-    hints = get_type_hints(RunSettings, include_extras=True)
-    for field in fields(RunSettings):
+def _run_options(settings: Settings, *, hidden: set[str]) -> Iterator[inspect.Parameter]:
+    hints = get_type_hints(type(settings), include_extras=True)
+    for field in fields(settings):
         if field.name not in hidden:
             kind, option = get_args(hints[field.name])
             option = copy(option)

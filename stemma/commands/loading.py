@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def opened_backend(model: str | None, console: Console) -> Iterator[LocalBackend]:
+def opened_backend(
+    model: str | None, console: Console, *, kv_tokens: int | None = None
+) -> Iterator[LocalBackend]:
     """A LocalBackend on `model` (see `resolve_model`), closed at the end. Raises ModelLoadError.
 
     Not after Ctrl-C: closing waits for the step under way, and the process ends anyway.
@@ -24,7 +26,7 @@ def opened_backend(model: str | None, console: Console) -> Iterator[LocalBackend
     with console.status("Loading the model"):
         from stemma.backend.local.backend import LocalBackend
 
-        backend = LocalBackend(source)
+        backend = LocalBackend(source, kv_tokens=kv_tokens)
     try:
         yield backend
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""The options that commands share, and those of `stemma run` as one value.
+"""The options that commands share, and those of the commands that run a program as one value.
 
 Declared once, for the command line of `app.py` and for that of a program.
 """
@@ -6,6 +6,7 @@ Declared once, for the command line of `app.py` and for that of a program.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -59,18 +60,41 @@ Show = Annotated[bool, typer.Option("--show", help="Show at the end what ran, br
 Tree = Annotated[bool, typer.Option("--tree", help="Show at the end the tree of cached prefixes.")]
 
 
+Html = Annotated[
+    Path | None,
+    typer.Option(
+        "--html",
+        metavar="FILE",
+        help="Write a page to step through the run.",
+        show_default=False,
+    ),
+]
+Svg = Annotated[
+    Path | None,
+    typer.Option(
+        "--svg", metavar="FILE", help="Write a picture of the last tree.", show_default=False
+    ),
+]
+KvTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--kv-tokens",
+        min=1,
+        help="How many tokens the cache holds: few, and some of them have to go.",
+        show_default=False,
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
-class RunSettings:
-    """The options of `stemma run` that are not the program's."""
+class Settings:
+    """The options of a command that runs a program which are not the program's."""
 
     model: Model = None
     seed: Seed = None
     timeout: Timeout = None
     temperature: Temperature = None
     max_tokens: MaxTokens = None
-    json: Json = False
-    show: Show = False
-    tree: Tree = False
 
     def check(self) -> None:
         """Raise BadParameter for what cannot be meant, before anything is loaded."""
@@ -78,8 +102,6 @@ class RunSettings:
             raise _bad("--timeout", f"{self.timeout:g} s: must be above 0")
         if self.seed is not None and not -(2**63) <= self.seed < 2**63:
             raise _bad("--seed", f"{self.seed}: must be an integer of 64 bits")
-        if self.json and (self.show or self.tree):
-            raise _bad("--json", "prints nothing else: leave out --show and --tree")
         self.sampling()
 
     def sampling(self) -> SamplingParams | None:
@@ -91,6 +113,35 @@ class RunSettings:
             return SamplingParams(temperature=temperature, max_tokens=self.max_tokens)
         except InvalidArgument as error:  # nan, for one, is no less than the least
             raise _bad("--temperature", str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings(Settings):
+    """Those of `stemma run`."""
+
+    json: Json = False
+    show: Show = False
+    tree: Tree = False
+
+    def check(self) -> None:
+        Settings.check(self)
+        if self.json and (self.show or self.tree):
+            raise _bad("--json", "prints nothing else: leave out --show and --tree")
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSettings(Settings):
+    """Those of `stemma tree`."""
+
+    html: Html = None
+    svg: Svg = None
+    kv_tokens: KvTokens = None
+
+    def check(self) -> None:
+        Settings.check(self)
+        for option, path in (("--html", self.html), ("--svg", self.svg)):
+            if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+                raise _bad(option, f"{path}: must be a file in a folder that is there")
 
 
 def _bad(option: str, message: str) -> typer.BadParameter:

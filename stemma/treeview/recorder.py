@@ -100,6 +100,13 @@ class Recorder:
         self.moments.append(moment)
         return moment
 
+    def is_up_to_date(self) -> bool:
+        """Whether the last moment shows the tree as it is: nothing in it was in use or is used
+        since.
+        """
+        now, _ = self._look()
+        return now.clock == self._tree.clock and not any(n.lock_ref for n in self._tree.nodes())
+
     def _look(self) -> tuple[TreeSnapshot, Stats]:
         """Tree and counters of the same moment."""
         backend = self._backend
