@@ -36,7 +36,8 @@ class MarkedNode:
     """One edge with its mark. What is evicted has the numbers that it had before.
 
     name: of the place where it ends; the same in all moments of a recording.
-    start: how many tokens stand before it. hits, last_access, lock_ref, state: of its upper end.
+    start: how many tokens stand before it. output_tokens: how many of its tokens were sampled.
+    hits, last_access, lock_ref, held, state: as in `NodeSnapshot`.
     """
 
     name: str
@@ -45,9 +46,11 @@ class MarkedNode:
     text: str
     token_ids: tuple[int, ...] = field(repr=False)
     start: int
+    output_tokens: int
     hits: int
     last_access: int
     lock_ref: int
+    held: int
     state: State
     children: tuple[MarkedNode, ...] = field(default=(), repr=False)
 
@@ -177,9 +180,11 @@ def _tree(edges: Sequence[_Edge], texts: Sequence[str], names: Names, clock: int
             text=texts[place],
             token_ids=tuple(edge.tokens),
             start=edge.start,
+            output_tokens=sum(len(each.tokens) for each in edge.chain if each.part.output),
             hits=top.part.hits,
             last_access=top.part.last_access,
             lock_ref=top.part.lock_ref,
+            held=top.part.held,
             state=top.part.state,
             children=tuple(reversed(below[place])),
         )

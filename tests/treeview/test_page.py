@@ -80,6 +80,7 @@ def test_page_has_every_edge_of_every_moment() -> None:
     ]
     top = edges(data, 1)[0]
     assert (top["start"], top["hits"], top["locks"], top["state"]) == (0, 3, 1, "locked")
+    assert (top["sampled"], top["held"]) == (0, 0)
     assert data["namespaces"] == ["default namespace"]
 
 

@@ -38,6 +38,7 @@ def test_moments_tell_what_was_computed_reused_and_evicted(backend: LocalBackend
     backend.generate([[*STEM, 50]], GREEDY)
     first = recorder.note("first")
     assert marks(first.tree) == [("a", Mark.NEW, 48)]
+    assert [node.output_tokens for node in first.tree.nodes()] == [7]  # the last has no KV
     assert (first.counts.computed, first.counts.reused, first.counts.output) == (48, 0, 8)
 
     backend.generate([[*STEM, 60]], GREEDY)
@@ -78,7 +79,8 @@ def test_what_a_running_request_uses_is_locked(backend: LocalBackend) -> None:
         gate.set()
         held.result(60)
     generation.result(60)
-    recorder.note("done")
+    (node,) = recorder.note("done").tree.children
+    assert node.held == 1  # the branch, which can go on
     first, *_, last = ({node.state for node in m.tree.nodes()} for m in recorder.moments)
     assert first == {"locked"}
     assert last == {"idle"}

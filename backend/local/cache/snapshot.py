@@ -28,7 +28,9 @@ class Part:
     """Tokens of an edge with one history: one node of the tree.
 
     created, last_access: the cache's clock when they were computed, and at their last use.
-    hits: how many matches went through them. lock_ref: how many locks keep them.
+    hits: how many matches went through them. lock_ref: how many locks keep them. held: how many
+    idle branches stand on them. output: they were sampled. priority: the largest of a request that
+    used them.
     """
 
     token_count: int
@@ -36,6 +38,9 @@ class Part:
     last_access: int
     hits: int
     lock_ref: int
+    held: int = 0
+    output: bool = False
+    priority: int = 0
     pending: bool = False
 
     @property
@@ -65,8 +70,12 @@ class NodeSnapshot:
 
     @property
     def lock_ref(self) -> int:
-        """Of the upper end, where it is largest; so are `hits` and `last_access`."""
+        """Of the upper end, where it is largest; so are `held`, `hits` and `last_access`."""
         return self.parts[0].lock_ref
+
+    @property
+    def held(self) -> int:
+        return self.parts[0].held
 
     @property
     def hits(self) -> int:
@@ -161,6 +170,9 @@ def _part(node: RadixNode) -> Part:
         last_access=node.last_access,
         hits=node.hits,
         lock_ref=node.lock_ref,
+        held=node.held,
+        output=node.output,
+        priority=node.priority,
         pending=node.pending,
     )
 

@@ -119,13 +119,15 @@ const MEANING = {
 // Everything about an edge.
 function detailOf(node, moment) {
   const facts = [
-    `tokens ${node.start + 1} to ${node.start + node.tokens} of what leads here`,
+    `tokens ${node.start + 1} to ${node.start + node.tokens} of what leads here` +
+      (node.sampled ? `, ${node.sampled} of them sampled` : ""),
     `${count(node.hits, "hit")}, last used at ${node.lastUse}; the cache's clock is at ${moment.clock}`,
-    data.namespaces[node.namespace],
   ];
   if (node.mark !== "evicted") {
-    facts.splice(2, 0, node.locks ? `${node.state}, ${count(node.locks, "lock")}` : node.state);
+    facts.push(node.locks ? `${node.state}, ${count(node.locks, "lock")}` : node.state);
+    if (node.held) facts.push(`${count(node.held, "idle branch", "idle branches")} can go on from it`);
   }
+  facts.push(data.namespaces[node.namespace]);
   return [
     element("p", `meaning ${node.mark}`, element("b", "name", node.name), ` ${MEANING[node.mark]}`),
     element("pre", "", ...spelled(node.text, { lines: true })),

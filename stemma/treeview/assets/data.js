@@ -49,6 +49,6 @@ function amount(moment, mark) {
   return { edges: found.length, tokens: found.reduce((sum, node) => sum + node.tokens, 0) };
 }
 
-function count(number, unit) {
-  return `${number.toLocaleString("en")} ${unit}${number === 1 ? "" : "s"}`;
+function count(number, unit, units = `${unit}s`) {
+  return `${number.toLocaleString("en")} ${number === 1 ? unit : units}`;
 }

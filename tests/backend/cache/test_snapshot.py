@@ -76,6 +76,18 @@ def test_edge_tells_its_tokens_and_the_history_of_its_parts() -> None:
     assert node.state == "locked"
 
 
+def test_edge_tells_what_was_sampled_and_where_idle_branches_stand() -> None:
+    cache = cache_of("ab")
+    key, own = text_key("abcd"), cache._allocator.alloc(2)
+    assert own is not None
+    slots = np.concatenate((cache.match_prefix(key).slots, own))
+    cache.insert(key, slots, owned_from=2, output=True, priority=3)
+    cache.hold(text_key("ab"))
+    (node,) = cache.snapshot(decode).nodes()
+    assert [(p.output, p.held, p.priority) for p in node.parts] == [(False, 1, 3), (True, 0, 3)]
+    assert node.held == 1
+
+
 def test_both_halves_of_a_split_were_created_with_the_whole() -> None:
     cache = cache_of("abcd")
     (whole,) = cache.snapshot(decode).nodes()
