@@ -122,6 +122,14 @@ class Typed:
     def type(self, keys: str) -> None:
         os.write(self.terminal, keys.encode())
 
+    def interrupt(self) -> None:
+        """Press Ctrl-C, as late after a prompt as people do.
+
+        Python hears a signal that comes while `input` shows its prompt only at the next key.
+        """
+        time.sleep(0.5)
+        self.type("\x03")
+
     def end(self) -> tuple[int, str]:
         """Exit status and the rest of what comes on the screen."""
         rest = self.screen.read_until(None)

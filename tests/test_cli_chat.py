@@ -134,6 +134,12 @@ def model(tiny_model: Any) -> str:
     return str(tiny_model(max_position_embeddings=8192))
 
 
+@pytest.fixture(scope="module")
+def slow_model(tiny_model: Any) -> str:
+    """Deep enough that an answer takes seconds."""
+    return str(tiny_model(max_position_embeddings=8192, num_hidden_layers=64))
+
+
 def test_lines_are_messages_where_there_is_no_terminal(model: str) -> None:
     lines = "Hello\n\n  \n/stats\n/tree\n/nonsense\nAgain\n/reset\nHello\n/quit\nnever\n"
     done = run_stemma("chat", "--model", model, "--max-tokens", "6", "--seed", "1", stdin=lines)
@@ -159,8 +165,8 @@ def test_the_end_of_the_input_ends_the_conversation(model: str) -> None:
     assert "3 written" in done.stdout or "cached" in done.stdout
 
 
-def test_ctrl_c_stops_the_answer_and_keeps_the_session(model: str) -> None:
-    chat = Piped("chat", "--model", model, "--max-tokens", "8000", "--seed", "1")
+def test_ctrl_c_stops_the_answer_and_keeps_the_session(slow_model: str) -> None:
+    chat = Piped("chat", "--model", slow_model, "--max-tokens", "8000", "--seed", "1")
     chat.say("Hello")
     chat.out.read_until("a")  # some of the answer
     chat.interrupt()
@@ -184,7 +190,7 @@ def test_ctrl_c_while_nothing_is_answered_ends_with_status_130(model: str) -> No
 def test_on_a_terminal_ctrl_c_warns_first_and_ctrl_d_ends(model: str) -> None:
     chat = Typed("chat", "--model", model, "--max-tokens", "3")
     assert "Ctrl-D ends" in chat.screen.read_until("> ")
-    chat.type("\x03")
+    chat.interrupt()
     chat.screen.read_until("Ctrl-C again or Ctrl-D ends.")
     chat.type("Hello\r")
     chat.screen.read_until("written")
@@ -198,17 +204,17 @@ def test_on_a_terminal_ctrl_c_warns_first_and_ctrl_d_ends(model: str) -> None:
 def test_on_a_terminal_ctrl_c_twice_ends_with_status_130(model: str) -> None:
     chat = Typed("chat", "--model", model)
     chat.screen.read_until("> ")
-    chat.type("\x03")
+    chat.interrupt()
     chat.screen.read_until("Ctrl-D ends.")
     chat.screen.read_until("> ")
-    chat.type("\x03")
+    chat.interrupt()
     status, rest = chat.end()
     assert status == 130
     assert "Traceback" not in rest
 
 
-def test_on_a_terminal_ctrl_c_stops_the_answer(model: str) -> None:
-    chat = Typed("chat", "--model", model, "--max-tokens", "8000", "--seed", "1")
+def test_on_a_terminal_ctrl_c_stops_the_answer(slow_model: str) -> None:
+    chat = Typed("chat", "--model", slow_model, "--max-tokens", "8000", "--seed", "1")
     chat.screen.read_until("> ")
     chat.type("Hello\r")
     chat.screen.read_until("\n")  # its echo

@@ -85,7 +85,7 @@ def test_with_json(program: str, model: str) -> None:
 def test_on_a_terminal_the_cursor_comes_back(program: str, model: str) -> None:
     command = Typed("run", "--model", model, program, "--how", "awake")
     text = command.screen.read_until("program\x1b[0m\x1b[36m")
-    command.type("\x03")
+    command.interrupt()
     status, rest = command.end()
     assert status == 130
     assert "Traceback" not in rest
