@@ -21,7 +21,8 @@ def choose(
     """Whether each edge is shown, in the order of `tree.nodes()`; an edge only if its parent is.
 
     Edges with a mark in or below them come first, then those with many tokens in and below them,
-    where each level counts half of the one above.
+    where each level counts half of the one above. A single leaf is never the only edge hidden below
+    one: to tell of it would take as much room.
     """
     nodes = list(tree.nodes())
     if len(nodes) <= most:
@@ -51,4 +52,9 @@ def choose(
         *_, index, depth = heappop(queue)
         shown[index] = True
         offer(nodes[index].children, depth + 1)
+    groups = [node.children for node, seen in zip(nodes, shown, strict=True) if seen]
+    for edges in (tree.children, *groups):
+        hidden = [place[id(edge)] for edge in edges if not shown[place[id(edge)]]]
+        if len(hidden) == 1 and not nodes[hidden[0]].children:
+            shown[hidden[0]] = True
     return shown

@@ -147,7 +147,11 @@ def _summed_up(hidden: Hidden) -> str:
 
 def _lines(text: str, cells: int, most: int) -> list[str]:
     """The text on at most so many lines of so many cells; if need be its beginning and its end."""
+    if not text:
+        return ["part of a character"]
     shown = visible(without_control(text), len(text))
+    if not shown.strip():
+        shown = shown.replace(" ", "␣")
     if cell_len(shown) <= cells:
         return [shown]
     if most == 1:

@@ -32,6 +32,14 @@ def test_edge_shows_only_so_many_children() -> None:
     assert len(children) == 5
 
 
+def test_a_single_leaf_is_not_hidden_alone() -> None:
+    texts = Texts("aaaa", "aaab", "b-long-long-long", "c-long-long-long")
+    assert [node.text for node in shown(unmarked(texts.now()), most=4)] == [
+        *("aaa", "a", "b"),  # one of these two would be hidden
+        *("b-long-long-long", "c-long-long-long"),
+    ]
+
+
 def test_where_something_happened_is_shown_before_what_is_large() -> None:
     texts = Texts("small", *(f"{i:02} a long text that nobody uses" for i in range(40)))
     before = texts.now()

@@ -29,7 +29,8 @@ const CONTROL = /<\|[^|<>]*\|>/gu;
 
 // A text as lines of at most `width` pixels: whole if it fits, or else its beginning and its end.
 function linesOf(whole, width, most) {
-  const text = whole.replace(CONTROL, "◆");
+  if (whole === "") return ["part of a character"];
+  const text = whole.trim() === "" ? whole.replaceAll(" ", "␣") : whole.replace(CONTROL, "◆");
   const long = text.length > 1000;
   const characters = Array.from(long ? text.slice(0, 500) + text.slice(-500) : text, (c) =>
     c === "\n" ? "⏎" : c,
@@ -52,10 +53,10 @@ function linesOf(whole, width, most) {
 
 // Text with its control tokens, line ends and control characters set apart.
 function spelled(text, { lines = false } = {}) {
-  return text.split(/(<\|[^|<>]*\|>|[\p{Cc}\ufffd◆⏎])/u).map((part, i) => {
+  return text.split(/(<\|[^|<>]*\|>|[\p{Cc}\ufffd◆⏎␣])/u).map((part, i) => {
     if (i % 2 === 0) return part;
     if (part === "\n") return element("span", "sign", lines ? "⏎\n" : "⏎");
-    if (/^[◆⏎\ufffd<]/.test(part)) return element("span", "sign", part);
+    if (/^[◆⏎␣\ufffd<]/.test(part)) return element("span", "sign", part);
     return element("span", "sign", `\\x${part.codePointAt(0).toString(16).padStart(2, "0")}`);
   });
 }
@@ -66,17 +67,15 @@ function cardOf(box, size) {
   if (node.isRoot) return element("div", "root");
   const card = element("div", `card ${node.mark} ${size.name}`);
   card.tabIndex = 0;
-  const lines = linesOf(node.text, size.width - size.margin, size.lines);
+  const small = factsOf(node, size);
+  const beside = Math.max(11, widthOf(node.name ?? "")) + (size.lines === 1 ? widthOf(small) : 0);
+  const lines = linesOf(node.text, size.width - size.margin - beside, size.lines);
   const text = element("span", "text", ...lines.map((l) => element("span", "", ...spelled(l))));
   if (node.isNamespace) {
     card.classList.add("namespace");
     card.append(text);
     return card;
   }
-  const facts = [count(node.tokens, "token")];
-  if (node.hits) facts.push(count(node.hits, "hit"));
-  if (node.state !== "idle") facts.push(node.state);
-  const small = size.lines === 1 ? node.tokens.toLocaleString("en") : facts.join(" · ");
   card.append(element("b", "name", node.name), text, element("span", "facts", small));
   if (node.children.length) {
     const toggle = element("button", "toggle");
@@ -87,11 +86,22 @@ function cardOf(box, size) {
   return card;
 }
 
+// What a card tells of an edge besides its text; all of it is in the detail.
+function factsOf(node, size) {
+  if (node.isNamespace) return "";
+  if (size.lines === 1) return node.tokens.toLocaleString("en");
+  const facts = [count(node.tokens, "token")];
+  if (node.hits) facts.push(count(node.hits, "hit"));
+  if (node.state !== "idle") facts.push(node.state);
+  return facts.join(" · ");
+}
+
 function chipOf(box) {
   const edges = box.hidden.reduce((sum, node) => sum + node.allEdges, 0);
   const tokens = box.hidden.reduce((sum, node) => sum + node.allTokens, 0);
   const marks = new Set(box.hidden.flatMap((node) => [...marksOf(node)]));
-  const chip = element("button", "chip", `${count(edges, "edge")} more · ${count(tokens, "token")}`);
+  const told = `${count(edges, "edge")} more · ${count(tokens, "token")}`;
+  const chip = element("button", "chip", told);
   for (const mark of ["hit", "new", "evicted"]) {
     if (marks.has(mark)) chip.prepend(element("i", `dot ${mark}`));
   }
@@ -121,11 +131,13 @@ function detailOf(node, moment) {
   const facts = [
     `tokens ${node.start + 1} to ${node.start + node.tokens} of what leads here` +
       (node.sampled ? `, ${node.sampled} of them sampled` : ""),
-    `${count(node.hits, "hit")}, last used at ${node.lastUse}; the cache's clock is at ${moment.clock}`,
+    `${count(node.hits, "hit")}, last used at ${node.lastUse}, and now it is ${moment.clock} ` +
+      "by the cache's clock",
   ];
   if (node.mark !== "evicted") {
     facts.push(node.locks ? `${node.state}, ${count(node.locks, "lock")}` : node.state);
-    if (node.held) facts.push(`${count(node.held, "idle branch", "idle branches")} can go on from it`);
+    const idle = count(node.held, "idle branch", "idle branches");
+    if (node.held) facts.push(`${idle} can go on from it`);
   }
   facts.push(data.namespaces[node.namespace]);
   return [

@@ -1,28 +1,48 @@
-// Where the cards of a tree stand: a column for each depth, a row for each leaf, and a parent in the
-// middle of its children, but never far below the first of them.
+// Where the cards of a tree stand: a column for each depth, a row for each leaf, and a parent in
+// the middle of its children, but never far below the first of them.
 
-// A card's text has so many `lines`; beside them it needs the `margin`. A parent stands at most
-// `farthest` pixels below its first child.
-const ROOMY = { name: "roomy", height: 62, gapX: 42, gapY: 14, chip: 26, lines: 2, margin: 46, farthest: 220 };
-const COMPACT = { name: "compact", height: 26, gapX: 36, gapY: 5, chip: 22, lines: 1, margin: 82, farthest: 40 };
+// A card's text has so many `lines`; beside them, the name and the facts there is `margin`. A
+// parent stands at most `farthest` pixels below its first child.
+const ROOMY = {
+  name: "roomy",
+  lines: 2,
+  height: 62,
+  chip: 26,
+  margin: 44,
+  gapX: 42,
+  gapY: 14,
+  farthest: 220,
+};
+const COMPACT = {
+  name: "compact",
+  lines: 1,
+  height: 26,
+  chip: 22,
+  margin: 52,
+  gapX: 36,
+  gapY: 5,
+  farthest: 40,
+};
 const ROOMY_UP_TO = 60; // cards
 const [NARROWEST, WIDEST] = [230, 340];
 const ROOT_WIDTH = 30;
 
-// room: how wide the window is. isOpen(node): whether a node that is not shown at first is shown; isFolded(node): whether its
-// children are hidden. Returns boxes {node, x, y, width, height, parent}; what is hidden below a
-// node is one box without a node, but with `hidden`.
+// room: how wide the window is. isOpen(node): whether a node that is not shown at first is shown.
+// isFolded(node): whether its children are hidden. Returns boxes {node, x, y, width, height,
+// parent}; what is hidden below a node is one box without a node, but with `hidden`.
 function layOut(root, room, isOpen, isFolded) {
   const boxes = [];
   const stack = [[root, -1, 0]];
   while (stack.length) {
     const [item, parent, depth] = stack.pop();
     const place = boxes.length;
-    boxes.push({ ...item.box, node: item.box ? null : item, parent, depth, first: null, last: null });
+    const node = item.box ? null : item;
+    boxes.push({ ...item.box, node, parent, depth, first: null, last: null });
     if (item.box) continue;
-    const visible = isFolded(item) ? [] : item.children.filter((c) => c.shown || isOpen(c));
-    const hidden = item.children.filter((child) => !visible.includes(child));
-    const below = hidden.length ? [...visible, { box: { hidden, owner: item } }] : visible;
+    const shows = (child) => !isFolded(item) && (child.shown || isOpen(child));
+    const below = item.children.filter(shows);
+    const hidden = item.children.filter((child) => !shows(child));
+    if (hidden.length) below.push({ box: { hidden, owner: item } });
     for (const child of below.reverse()) stack.push([child, place, depth + 1]);
   }
   const size = { ...(boxes.length > ROOMY_UP_TO ? COMPACT : ROOMY) };
@@ -39,7 +59,8 @@ function arrange(boxes, size) {
   boxes.forEach((box, i) => {
     box.width = box.node?.isRoot ? ROOT_WIDTH : size.width;
     box.height = box.node ? size.height : size.chip;
-    box.x = box.depth === 0 ? 0 : ROOT_WIDTH + size.gapX + (box.depth - 1) * (size.width + size.gapX);
+    const column = size.width + size.gapX;
+    box.x = box.depth === 0 ? 0 : ROOT_WIDTH + size.gapX + (box.depth - 1) * column;
     if (isLeaf[i]) {
       box.y = bottom;
       bottom += box.height + size.gapY;

@@ -31,6 +31,18 @@ function show(at) {
   $("next").disabled = state.at === moments.length - 1;
   history.replaceState(null, "", `#${state.at + 1}`);
   draw({ moving: cards.size > 0 });
+  bringChangesIntoView();
+}
+
+// Where nothing that the window shows has changed, go to what has.
+function bringChangesIntoView() {
+  const window = $("view").getBoundingClientRect();
+  const changed = [...$("cards").querySelectorAll(".card:is(.hit, .new, .evicted)")];
+  const isSeen = (card) => {
+    const at = card.getBoundingClientRect();
+    return at.top < window.bottom && at.bottom > window.top && at.left < window.right;
+  };
+  if (!changed.some(isSeen)) changed[0]?.scrollIntoView({ block: "center" });
 }
 
 function numbersOf({ counts, nodes }) {
@@ -39,7 +51,8 @@ function numbersOf({ counts, nodes }) {
   const held = `${count(tokens, "token")} in ${count(there.length, "edge")}`;
   if (!counts) return held;
   const [reused, evicted] = [counts.reused, counts.evicted].map((n) => n.toLocaleString("en"));
-  return `${count(counts.computed, "token")} computed · ${reused} reused · ${evicted} evicted · ${held}`;
+  const computed = count(counts.computed, "token");
+  return `${computed} computed · ${reused} reused · ${evicted} evicted · ${held}`;
 }
 
 function legendOf(moment, mark) {
@@ -50,8 +63,8 @@ function legendOf(moment, mark) {
   return item;
 }
 
-// A column for each moment: a box that stands for the whole cache, what is in it, and on top of that
-// what has just gone.
+// A column for each moment: a box that stands for the whole cache, what is in it, and on top of
+// that what has just gone.
 function drawSteps() {
   const most = Math.max(1, ...moments.map(full));
   const capacity = Math.max(...moments.map((moment) => moment.pool));
@@ -113,7 +126,9 @@ function drawCards({ boxes, size }, moment, moves) {
     const old = before.get(name);
     const card = cardOf(box, size);
     const place = `translate(${box.x}px, ${box.y}px)`;
-    Object.assign(card.style, { width: `${box.width}px`, height: `${box.height}px`, transform: place });
+    card.style.width = `${box.width}px`;
+    card.style.height = `${box.height}px`;
+    card.style.transform = place;
     if (moves) {
       const came = [{ opacity: 0 }, { opacity: 1 }];
       card.animate(old ? [{ transform: old.style.transform }, { transform: place }] : came, SOON);
@@ -177,13 +192,18 @@ function hideDetail() {
   $("detail").hidden = true;
 }
 
-function rescale(scale) {
+// What is x and y pixels into the window stays there.
+function rescale(scale, x = 0, y = 0) {
+  const before = state.scale;
   state.scale = Math.max(0.05, Math.min(3, scale));
   $("canvas").style.transform = `scale(${state.scale})`;
   const [width, height] = ["width", "height"].map((side) => parseFloat($("canvas").style[side]));
   $("sizer").style.width = `${width * state.scale}px`;
   $("sizer").style.height = `${height * state.scale}px`;
   $("fit").textContent = `${Math.round(100 * state.scale)}%`;
+  const [view, growth] = [$("view"), state.scale / before];
+  view.scrollLeft = (view.scrollLeft + x) * growth - x;
+  view.scrollTop = (view.scrollTop + y) * growth - y;
 }
 
 // The whole tree in the window, or, if it is that already, its natural size.
@@ -258,7 +278,9 @@ $("view").addEventListener(
   (event) => {
     if (!event.ctrlKey) return;
     event.preventDefault();
-    rescale(state.scale * Math.exp(-event.deltaY / 300));
+    const window = $("view").getBoundingClientRect();
+    const factor = Math.exp(-event.deltaY / 300);
+    rescale(state.scale * factor, event.clientX - window.left, event.clientY - window.top);
   },
   { passive: false },
 );
