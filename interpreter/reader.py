@@ -149,8 +149,8 @@ class BranchReader:
                     yield text
                 if pick.done:
                     return
-        if (text := self._unstreamed(var_name)) is not None:
-            yield text
+        if (whole := self._unstreamed(var_name)) is not None:
+            yield whole
 
     async def _text_async_iter(self, var_name: str | None) -> AsyncIterator[str]:
         with self._noting_failure():
@@ -160,8 +160,8 @@ class BranchReader:
                     yield text
                 if pick.done:
                     return
-        if (text := self._unstreamed(var_name)) is not None:
-            yield text
+        if (whole := self._unstreamed(var_name)) is not None:
+            yield whole
 
     def _unstreamed(self, name: str | None) -> str | None:
         """The text of a variable that no event tells of: of a scope, or set by the program."""
