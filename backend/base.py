@@ -259,8 +259,13 @@ class Backend(ABC):
         )
 
     @abstractmethod
-    def open(self, namespace: Namespace = Namespace()) -> Branch:
-        """An empty branch. Branches share cached state only within one namespace."""
+    def open(
+        self, namespace: Namespace = Namespace(), *, cache: CacheMode = "read-write"
+    ) -> Branch:
+        """An empty branch. Branches share cached state only within one namespace.
+
+        cache: how the branch and its forks use cached state.
+        """
 
     @abstractmethod
     def flush_cache(self, namespace: Namespace | None = None) -> int:

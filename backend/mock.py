@@ -21,6 +21,7 @@ from typing import Any
 from stemma.backend.base import (
     Backend,
     Branch,
+    CacheMode,
     ChoiceScore,
     Completion,
     FinishReason,
@@ -67,6 +68,7 @@ class Call:
     params: SamplingParams | None = None
     heal: bool = True
     choices: tuple[str, ...] = ()
+    cache: CacheMode = "read-write"
 
 
 class MockBackend(Backend):
@@ -121,9 +123,11 @@ class MockBackend(Backend):
         """The text before each request, in order."""
         return [call.prompt for call in self.calls]
 
-    def open(self, namespace: Namespace = _ANYWHERE) -> MockBranch:
+    def open(
+        self, namespace: Namespace = _ANYWHERE, *, cache: CacheMode = "read-write"
+    ) -> MockBranch:
         self._check_open()
-        return MockBranch(self, namespace)
+        return MockBranch(self, namespace, cache=cache)
 
     def flush_cache(self, namespace: Namespace | None = None) -> int:
         return 0
@@ -187,9 +191,17 @@ class MockBackend(Backend):
 class MockBranch(Branch):
     """Text, and nothing else."""
 
-    def __init__(self, backend: MockBackend, namespace: Namespace, text: str = "") -> None:
+    def __init__(
+        self,
+        backend: MockBackend,
+        namespace: Namespace,
+        text: str = "",
+        *,
+        cache: CacheMode = "read-write",
+    ) -> None:
         self._backend = backend
         self._namespace = namespace
+        self._cache = cache
         self._text = text
         self._pending: Pending[Any] | None = None
         self._closed = False
@@ -212,7 +224,7 @@ class MockBranch(Branch):
 
         generation = Generation(cancelled)
         reply: Reply | None = backend._start(
-            generation, Call(prompt, self._namespace, params, heal)
+            generation, Call(prompt, self._namespace, params, heal, cache=self._cache)
         )
         if reply is None:
             reply = backend._reply(prompt, params)
@@ -267,7 +279,7 @@ class MockBranch(Branch):
         pending: Pending[ScoredChoices] = Pending(
             lambda: backend._resolve(pending, Cancelled("cancelled"))
         )
-        call = Call(prompt, self._namespace, choices=tuple(choices))
+        call = Call(prompt, self._namespace, choices=tuple(choices), cache=self._cache)
         outcome: ScoredChoices | BaseException | None = backend._start(pending, call)
         if outcome is None:
             start = len(backend._ids(prompt))
@@ -290,7 +302,10 @@ class MockBranch(Branch):
         self._text += choice.text
 
     def fork(self, n: int) -> list[Branch]:
-        return [MockBranch(self._backend, self._namespace, self._text) for _ in range(n)]
+        return [
+            MockBranch(self._backend, self._namespace, self._text, cache=self._cache)
+            for _ in range(n)
+        ]
 
     def token_ids(self) -> list[int]:
         return list(self._backend._ids(self._text))

@@ -9,9 +9,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_args
 
-from stemma.backend.base import Backend
+from stemma.backend.base import Backend, CacheMode
 from stemma.interpreter.conversation import conversation_of
 from stemma.lang.errors import InvalidArgument, UnsupportedByBackend
 from stemma.lang.ops import Chain
@@ -29,7 +29,8 @@ class RunOptions:
     timeout: seconds, after which everything is cancelled and Timeout raised.
     salt: runs with different salts share no cached state.
     stream: return at once and run in the background; read with `text_iter`.
-    adapter, cache, record, replay: reserved; not built yet, and refused.
+    cache: "read-write"; "read" takes what is cached and leaves nothing there, "off" does neither.
+    adapter, record, replay: reserved; not built yet, and refused.
     """
 
     backend: Backend | None = None
@@ -38,13 +39,13 @@ class RunOptions:
     timeout: float | None = None
     salt: str = ""
     adapter: str | None = None
-    cache: Any = None
+    cache: CacheMode = "read-write"
     stream: bool = False
     record: Any = None
     replay: Any = None
 
     def __post_init__(self) -> None:
-        for name in ("adapter", "cache", "record", "replay"):
+        for name in ("adapter", "record", "replay"):
             if getattr(self, name) is not None:
                 raise UnsupportedByBackend(f"run({name}=...) is not built yet")
         if not isinstance(self.backend, Backend | None):
@@ -55,6 +56,9 @@ class RunOptions:
             raise InvalidArgument(f"timeout={self.timeout!r}: must be above 0 seconds, or None")
         if not isinstance(self.salt, str):
             raise InvalidArgument(f"salt={self.salt!r}: must be a string")
+        if self.cache not in get_args(CacheMode):
+            modes = ", ".join(map(repr, get_args(CacheMode)))
+            raise InvalidArgument(f"cache={self.cache!r}: must be one of {modes}")
         check_seed(self.seed)
 
 

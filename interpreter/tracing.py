@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from stemma.backend.base import (
     Backend,
     Branch,
+    CacheMode,
     ChoiceScore,
     Completion,
     Generation,
@@ -62,7 +63,9 @@ class TracingBackend(Backend):
         self.model_name = "a trace"
         self.limit = self.left = limit
 
-    def open(self, namespace: Namespace = Namespace()) -> TracingBranch:
+    def open(
+        self, namespace: Namespace = Namespace(), *, cache: CacheMode = "read-write"
+    ) -> TracingBranch:
         return TracingBranch()
 
     def count(self, operations: int) -> None:

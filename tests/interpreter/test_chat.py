@@ -149,7 +149,7 @@ def test_the_chat_format_decides_which_roles_a_conversation_may_have() -> None:
 
 def test_a_message_that_fails_tells_the_line_that_gave_it() -> None:
     broken = MockBackend()
-    broken.open = lambda namespace=None: Full(broken, namespace)  # type: ignore[assignment, method-assign]
+    broken.open = lambda namespace, **_: Full(broken, namespace)  # type: ignore[assignment, method-assign]
     with pytest.raises(OSError, match="full") as caught:
         list(st.function(lambda s: None).stream(messages=[HI], backend=broken))
     assert caught.value.site.function == "test_a_message_that_fails_tells_the_line_that_gave_it"  # type: ignore[attr-defined]

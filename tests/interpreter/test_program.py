@@ -115,16 +115,35 @@ def test_unknown_arguments_are_named() -> None:
         capital.run()
 
 
-@pytest.mark.parametrize("option", ["adapter", "cache", "record", "replay"])
+@pytest.mark.parametrize("option", ["adapter", "record", "replay"])
 def test_an_option_that_is_not_built_is_refused(option: str) -> None:
     with pytest.raises(UnsupportedByBackend, match=option):
         capital.run("France", backend=MockBackend(), **{option: "x"})
 
 
-@pytest.mark.parametrize("option", [{"timeout": 0}, {"seed": 1.5}, {"seed": 2**64}, {"salt": 3}])
+@pytest.mark.parametrize(
+    "option",
+    [{"timeout": 0}, {"seed": 1.5}, {"seed": 2**64}, {"salt": 3}, {"cache": "write"}, {"cache": 1}],
+)
 def test_an_option_that_cannot_be_meant_is_refused(option: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(option))):
         capital.run("France", backend=MockBackend(), **option)
+
+
+@pytest.mark.parametrize("mode", ["read-write", "read", "off"])
+def test_cache_mode_reaches_every_branch_of_a_run(mode: Any) -> None:
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        s += "Once" + st.gen("a")
+        s += st.select("b", [" x", " y"])
+        children = s.fork(2)
+        for child in children:
+            child += st.gen("c")
+        children.join()
+
+    backend = MockBackend(lambda text, params: " more")
+    program.run(backend=backend, cache=mode)
+    assert [call.cache for call in backend.calls] == [mode] * 4
 
 
 def test_salt_separates_caches() -> None:
