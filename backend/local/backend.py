@@ -22,7 +22,6 @@ from stemma.backend.chat import ChatFormat
 from stemma.backend.local.attention.torch_attention import TorchAttention
 from stemma.backend.local.branch import LocalBranch
 from stemma.backend.local.cache.eviction import POLICIES
-from stemma.backend.local.cache.kv_pool import KVPool
 from stemma.backend.local.cache.radix_cache import RadixCache
 from stemma.backend.local.cache.snapshot import TreeSnapshot
 from stemma.backend.local.conventions import reasoning_marks, recommended_sampling
@@ -36,7 +35,7 @@ from stemma.backend.local.model.loader import load_model
 from stemma.backend.local.pins import Clock, Pin, pin_prefix
 from stemma.backend.local.request import CacheUse, Ints, Request
 from stemma.backend.local.scheduler import Scheduler
-from stemma.backend.local.sizing import choose_device, choose_dtype, default_kv_tokens
+from stemma.backend.local.sizing import choose_device, choose_dtype, make_pool
 from stemma.backend.local.tokenizer import Tokenizer
 from stemma.lang.errors import (
     ContextOverflow,
@@ -111,34 +110,7 @@ class LocalBackend(Backend):
         self.chat = self._chat_format()
         self.reasoning_marks = reasoning_marks(self.text)
         self.end_ids = self._end_ids()
-        shape = {
-            "layers": config.num_layers,
-            "kv_heads": config.num_kv_heads,
-            "head_dim": config.head_dim,
-        }
-        per_token = KVPool.bytes_per_token(**shape, dtype=self.dtype)
-        affordable = default_kv_tokens(per_token, self.device, config.max_positions)
-        if kv_tokens is None:
-            kv_tokens = affordable
-        if kv_tokens < page_size:
-            raise InvalidArgument(
-                f"kv_tokens={kv_tokens}: must hold at least one page of {page_size} tokens"
-            )
-        try:
-            pool = KVPool(
-                **shape,
-                capacity=kv_tokens,
-                page_size=page_size,
-                dtype=self.dtype,
-                device=self.device,
-            )
-        except (MemoryError, ValueError, torch.OutOfMemoryError) as error:
-            mib = kv_tokens * per_token >> 20
-            raise OutOfCacheMemory(
-                f"kv_tokens={kv_tokens}: a KV pool of {mib:,} MiB cannot be had here; ask for less",
-                needed=kv_tokens,
-                limit=affordable,
-            ) from error
+        pool = make_pool(config, kv_tokens, page_size, dtype=self.dtype, device=self.device)
         self.eviction = eviction
         memory = RequestMemory(
             pool.allocator,

@@ -1,5 +1,5 @@
-"""Where a model runs and how many tokens its KV pool holds, when the user does not say. Called by
-LocalBackend.
+"""Where a model runs and how many tokens its KV pool holds, when the user does not say; the pool
+itself. Called by LocalBackend.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from pathlib import Path
 
 import torch
 
-from stemma.lang.errors import InvalidArgument
+from stemma.backend.local.cache.kv_pool import KVPool
+from stemma.backend.local.model.config import DecoderConfig
+from stemma.lang.errors import InvalidArgument, OutOfCacheMemory
 
 CPU_SHARE = 0.4
 """Share of the machine's available memory that the pool may take: programs need the rest."""
@@ -64,6 +66,45 @@ def default_kv_tokens(bytes_per_token: int, device: torch.device, max_positions:
     else:
         budget = CPU_SHARE * available_memory()
     return int(min(budget // bytes_per_token, max(CONTEXTS * max_positions, MOST_TOKENS)))
+
+
+def make_pool(
+    config: DecoderConfig,
+    kv_tokens: int | None,
+    page_size: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> KVPool:
+    """The pool asked for, or of the default size. Raises InvalidArgument if it cannot hold a page,
+    OutOfCacheMemory, with what could be had, if the memory is not there.
+    """
+    layers, heads, dim = config.num_layers, config.num_kv_heads, config.head_dim
+    per_token = KVPool.bytes_per_token(layers=layers, kv_heads=heads, head_dim=dim, dtype=dtype)
+    affordable = default_kv_tokens(per_token, device, config.max_positions)
+    if kv_tokens is None:
+        kv_tokens = affordable
+    if kv_tokens < page_size:
+        raise InvalidArgument(
+            f"kv_tokens={kv_tokens}: must hold at least one page of {page_size} tokens"
+        )
+    try:
+        return KVPool(
+            layers=layers,
+            kv_heads=heads,
+            head_dim=dim,
+            capacity=kv_tokens,
+            page_size=page_size,
+            dtype=dtype,
+            device=device,
+        )
+    except (MemoryError, ValueError, torch.OutOfMemoryError) as error:
+        mib = kv_tokens * per_token >> 20
+        raise OutOfCacheMemory(
+            f"kv_tokens={kv_tokens}: a KV pool of {mib:,} MiB cannot be had here; ask for less",
+            needed=kv_tokens,
+            limit=affordable,
+        ) from error
 
 
 def available_memory() -> int:
