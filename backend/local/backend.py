@@ -31,8 +31,9 @@ from stemma.backend.local.literal import Literal
 from stemma.backend.local.memory import RequestMemory
 from stemma.backend.local.metrics import Stats
 from stemma.backend.local.model.default_model import resolve_model
-from stemma.backend.local.model.loader import load_model
+from stemma.backend.local.model.loader import LoadedModel, load_model
 from stemma.backend.local.pins import Clock, Pin, pin_prefix
+from stemma.backend.local.reloading import reload_weights
 from stemma.backend.local.request import CacheUse, Ints, Request
 from stemma.backend.local.scheduler import Scheduler
 from stemma.backend.local.sizing import choose_device, choose_dtype, make_pool
@@ -100,12 +101,12 @@ class LocalBackend(Backend):
         refuse_forked_process()
         self.device = choose_device(device)
         self.dtype = choose_dtype(dtype, self.device)
-        loaded = load_model(resolve_model(model), device=self.device, dtype=self.dtype)
+        source = resolve_model(model)
+        loaded = load_model(source, device=self.device, dtype=self.dtype)
         config = loaded.config
         self.config = config
-        self.model_name = loaded.name
-        self.model_folder = loaded.folder
-        self.model_version = f"{loaded.version}-{str(self.dtype).removeprefix('torch.')}"
+        self._loads = 0
+        self.set_version(loaded, source)
         self.text = Tokenizer.from_folder(loaded.folder)
         self.chat = self._chat_format()
         self.reasoning_marks = reasoning_marks(self.text)
@@ -129,6 +130,18 @@ class LocalBackend(Backend):
             end_ids=self.end_ids,
         )
         self._finalizer = weakref.finalize(self, self.engine.close)
+
+    def set_version(self, loaded: LoadedModel, source: str | Path) -> None:
+        """Name the weights that are now in use. Every load has a version of its own, for a request
+        made under the one before may still be on its way.
+        """
+        self.model_source = source
+        self.model_name = loaded.name
+        self.model_folder = loaded.folder
+        dtype = str(self.dtype).removeprefix("torch.")
+        again = f"-{self._loads}" if self._loads else ""
+        self.model_version = f"{loaded.version}-{dtype}{again}"
+        self._loads += 1
 
     def _chat_format(self) -> ChatFormat:
         """The template's pieces. A model whose template is missing or cannot be taken apart still
@@ -394,6 +407,15 @@ class LocalBackend(Backend):
         goes on; then all but that is shared.
         """
         return pin_prefix(self, self._prompt_ids(prompt), ttl=ttl, namespace=namespace)
+
+    def reload_weights(self, model: str | Path | None = None) -> None:
+        """Take the weights anew, from where they came or from another model of the same shape.
+
+        Branches go on, and what they stand on is computed again: all that was cached or pinned is
+        forgotten, and `model_version` is new. The tokenizer and the chat format stay. Raises
+        ModelLoadError, and InvalidArgument while requests are under way; then nothing has changed.
+        """
+        reload_weights(self, model)
 
     def warmup(self) -> None:
         """Run a short request, so that the first real one does not pay for the first touch of

@@ -40,7 +40,7 @@ class Pin:
     ends nothing. deadline: in seconds of the backend's clock.
     """
 
-    __slots__ = ("_clock", "_release", "_released", "deadline", "tokens")
+    __slots__ = ("_clock", "_ended", "_release", "deadline", "tokens")
 
     def __init__(
         self, tokens: int, deadline: float, *, clock: Clock, release: Callable[[Pin], None]
@@ -49,17 +49,21 @@ class Pin:
         self.deadline = deadline
         self._clock = clock
         self._release = release
-        self._released = False
+        self._ended = False
 
     @property
     def active(self) -> bool:
         """Whether it has not ended yet."""
-        return not self._released and self._clock() < self.deadline
+        return not self._ended and self._clock() < self.deadline
 
     def release(self) -> None:
         """End it now. Harmless when it has ended or the backend is closed."""
-        self._released = True
+        self.end()
         self._release(self)
+
+    def end(self) -> None:
+        """It is over; `Pins` unlocks what it kept."""
+        self._ended = True
 
     def __enter__(self) -> Pin:
         return self
@@ -148,10 +152,16 @@ class Pins:
 
     def drop(self, pin: Pin) -> None:
         """Unlock a pin. Harmless if it has ended."""
+        pin.end()
         node = self._nodes.pop(pin, None)
         if node is not None:
             self._cache.dec_lock_ref(node)
             self.ended += 1
+
+    def clear(self) -> None:
+        """Drop all pins."""
+        for pin in list(self._nodes):
+            self.drop(pin)
 
     def expire(self) -> None:
         """Drop the pins whose time is over."""

@@ -167,24 +167,6 @@ def test_model_version_a_caller_gives_changes_nothing(make: Make) -> None:
     }
 
 
-def test_weights_that_are_loaded_again_have_another_version(
-    tiny_model: Callable[..., Path], tmp_path: Path
-) -> None:
-    import shutil
-
-    folder = tmp_path / "model"
-    shutil.copytree(tiny_model(), folder)
-    with LocalBackend(folder, kv_tokens=512) as first, LocalBackend(folder, kv_tokens=512) as again:
-        assert first.model_version == again.model_version
-        assert first.config == again.config
-    shutil.copy(tiny_model(seed=1) / "model.safetensors", folder / "model.safetensors")
-    with LocalBackend(folder, kv_tokens=512) as changed:
-        assert changed.config == first.config
-        assert changed.model_version != first.model_version
-    with LocalBackend(folder, kv_tokens=512, dtype="float64") as wider:
-        assert wider.model_version != changed.model_version
-
-
 # -- flushing
 
 
