@@ -8,7 +8,6 @@ import random
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +17,17 @@ import numpy.typing as npt
 import torch
 
 from stemma.backend.base import Backend, Branch, CacheMode, Completion, Namespace, Pending
-from stemma.backend.chat import ChatFormat
 from stemma.backend.local.attention.torch_attention import TorchAttention
 from stemma.backend.local.branch import LocalBranch
 from stemma.backend.local.cache.eviction import POLICIES
 from stemma.backend.local.cache.radix_cache import RadixCache
 from stemma.backend.local.cache.snapshot import TreeSnapshot
-from stemma.backend.local.conventions import reasoning_marks, recommended_sampling
+from stemma.backend.local.conventions import (
+    chat_format,
+    end_ids,
+    reasoning_marks,
+    recommended_sampling,
+)
 from stemma.backend.local.detokenize import OutputText
 from stemma.backend.local.engine import Engine, refuse_forked_process
 from stemma.backend.local.literal import Literal
@@ -41,9 +44,7 @@ from stemma.backend.local.tokenizer import Tokenizer
 from stemma.lang.errors import (
     ContextOverflow,
     InvalidArgument,
-    ModelLoadError,
     OutOfCacheMemory,
-    UnsupportedByBackend,
 )
 from stemma.lang.sampling import DEFAULT_MAX_TOKENS, SamplingParams, derive_seed
 
@@ -108,9 +109,9 @@ class LocalBackend(Backend):
         self._loads = 0
         self.set_version(loaded, source)
         self.text = Tokenizer.from_folder(loaded.folder)
-        self.chat = self._chat_format()
+        self.chat = chat_format(self.text)
         self.reasoning_marks = reasoning_marks(self.text)
-        self.end_ids = self._end_ids()
+        self.end_ids = end_ids(self.text, self.chat)
         pool = make_pool(config, kv_tokens, page_size, dtype=self.dtype, device=self.device)
         self.eviction = eviction
         memory = RequestMemory(
@@ -142,30 +143,6 @@ class LocalBackend(Backend):
         again = f"-{self._loads}" if self._loads else ""
         self.model_version = f"{loaded.version}-{dtype}{again}"
         self._loads += 1
-
-    def _chat_format(self) -> ChatFormat:
-        """The template's pieces. A model whose template is missing or cannot be taken apart still
-        does plain text.
-        """
-        text = self.text
-        if text.chat_template is None:
-            return ChatFormat.absent()
-        try:
-            return ChatFormat.from_template(
-                text.chat_template, bos_token=text.bos_token, eos_token=text.eos_token
-            )
-        except ModelLoadError as error:
-            return ChatFormat.absent(str(error))
-
-    def _end_ids(self) -> frozenset[int]:
-        """What ends a text: the model's end-of-text ids, and the control token that ends an
-        assistant's turn.
-        """
-        ends = set(self.text.eos_ids)
-        with suppress(UnsupportedByBackend):
-            turn_end = self.encode(self.chat.end("assistant"), control=True)
-            ends.update(filter(self.text.is_control, turn_end[:1]))
-        return frozenset(ends)
 
     def model_sampling(self) -> SamplingParams:
         return recommended_sampling(self.model_folder, self.model_name)

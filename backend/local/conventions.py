@@ -1,5 +1,5 @@
-"""How a model wants to be used, by its own files: the sampling that its authors recommend, and the
-marks around its reasoning.
+"""How a model wants to be used, by its own files: how its chats are written and its texts end, the
+sampling that its authors recommend, and the marks around its reasoning.
 
 Owns the reading of `generation_config.json`. Called by `LocalBackend`.
 """
@@ -7,9 +7,11 @@ Owns the reading of `generation_config.json`. Called by `LocalBackend`.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from stemma.backend.chat import ChatFormat
 from stemma.backend.local.tokenizer import Piece, Tokenizer
 from stemma.lang.errors import ModelLoadError, UnsupportedByBackend
 from stemma.lang.reasoning import KNOWN_MARKS, THINK, Marks
@@ -76,6 +78,33 @@ def recommended_sampling(folder: Path, model: str) -> SamplingParams:
     if given.get("do_sample") is False:
         settings |= {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     return SamplingParams(**settings)
+
+
+def chat_format(tokenizer: Tokenizer) -> ChatFormat:
+    """The template's pieces. A model whose template is missing or cannot be taken apart still does
+    plain text.
+    """
+    if tokenizer.chat_template is None:
+        return ChatFormat.absent()
+    try:
+        return ChatFormat.from_template(
+            tokenizer.chat_template,
+            bos_token=tokenizer.bos_token,
+            eos_token=tokenizer.eos_token,
+        )
+    except ModelLoadError as error:
+        return ChatFormat.absent(str(error))
+
+
+def end_ids(tokenizer: Tokenizer, chat: ChatFormat) -> frozenset[int]:
+    """What ends a text: the model's end-of-text ids, and the control token that ends an assistant's
+    turn.
+    """
+    ends = set(tokenizer.eos_ids)
+    with suppress(UnsupportedByBackend):
+        turn_end = tokenizer.encode([Piece(chat.end("assistant"), control=True)], first=True)
+        ends.update(filter(tokenizer.is_control, turn_end[:1]))
+    return frozenset(ends)
 
 
 def reasoning_marks(tokenizer: Tokenizer) -> Marks:
