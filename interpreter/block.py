@@ -5,6 +5,7 @@ Used by `ProgramState`.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from stemma.lang.errors import InvalidArgument
@@ -27,8 +28,12 @@ class Block:
         return self.state
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Also after an error: a program that catches it goes on outside of the block."""
         if error is None:
             self.state.append(self.end)
+        else:
+            with suppress(Exception):  # a branch that failed takes no end; the error says why
+                self.state.append(self.end)
 
 
 def check_begins(role: str, inside: str | None) -> None:

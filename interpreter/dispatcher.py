@@ -7,6 +7,7 @@ programs (something was queued), from backends (something has finished) and from
 
 from __future__ import annotations
 
+import atexit
 import heapq
 import itertools
 import logging
@@ -25,6 +26,7 @@ Job = Callable[[], object]
 # A queue does not take any number of seconds; a longer pause is several.
 _LONGEST_PAUSE = 3600.0
 _FEW_TIMERS = 64
+_LONGEST_END = 5.0
 
 
 class Timer:
@@ -51,10 +53,22 @@ class Dispatcher:
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._timers: list[tuple[float, int, Timer]] = []
         self._sweep_at = _FEW_TIMERS
+        self._ending = False
         self._order = itertools.count()
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._loop, name="stemma-dispatcher", daemon=True)
         self._thread.start()
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        """The process ends: stop before Python takes itself down.
+
+        What a job holds, the last state or model among it, may not be freed by a daemon thread
+        that Python then no longer lets in.
+        """
+        self._ending = True
+        self.call(lambda: None)
+        self._thread.join(timeout=_LONGEST_END)
 
     def call(self, job: Job) -> None:
         """Run `job()` on the dispatcher's thread, after everything that was called before."""
@@ -84,7 +98,7 @@ class Dispatcher:
             raise StemmaError("a value was read from the thread that would have to produce it")
 
     def _loop(self) -> None:
-        while True:
+        while not self._ending:
             job = self._next_job()
             try:
                 job()

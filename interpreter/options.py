@@ -135,6 +135,9 @@ def take_apart(
     except TypeError as error:
         raise TypeError(f"{name}.run: {error}") from None
     if sampling:
-        base: SamplingParams = options.get("sampling") or SamplingParams()
+        base = options.get("sampling")
+        if not isinstance(base, SamplingParams | None):
+            raise InvalidArgument(f"sampling={base!r}: must be SamplingParams, or None")
+        base = base or SamplingParams()
         options["sampling"] = base.but(**sampling)
     return Call(args, own, RunOptions(**options), messages)

@@ -25,7 +25,7 @@ from stemma.interpreter.running import (
 from stemma.interpreter.state import ProgramState
 from stemma.interpreter.stream import Stream
 from stemma.interpreter.trace import Trace, trace_program
-from stemma.lang.errors import Cancelled, InvalidArgument, UnsupportedByBackend
+from stemma.lang.errors import Cancelled, InvalidArgument, StemmaError, UnsupportedByBackend
 
 
 @overload
@@ -90,6 +90,11 @@ class Program:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """`other(s, ...)` runs the body on the state `s`; without a state it is `run(...)`."""
         if args and isinstance(args[0], ProgramState):
+            if self.is_async and not args[0]._run.asynchronous:
+                raise StemmaError(
+                    f"{self.name} is an async program: a plain one cannot await it; make the "
+                    f"calling program `async def` and write `await {self.name}(s, ...)`"
+                )
             return self.body(*args, **{**self._bound, **kwargs})
         return self.run(*args, **kwargs)
 

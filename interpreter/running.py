@@ -152,9 +152,8 @@ def _raise_end(state: ProgramState, error: BaseException | None) -> None:
     run.finish(failure)
     if failure is None:
         return
-    if isinstance(failure, StemmaError) or run.has_failed_by(failure):
-        with suppress(AttributeError):  # an exception of somebody else's, with slots
-            failure.state = state  # type: ignore[attr-defined]
+    with suppress(AttributeError):  # an exception of somebody else's, with slots
+        failure.state = state  # type: ignore[attr-defined]
     if error is failure:
         raise failure
     raise failure from error

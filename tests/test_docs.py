@@ -33,7 +33,7 @@ def _no_default_backend() -> Iterator[None]:
 
 
 def run_blocks(blocks: list[Block], model: st.Backend | None = None) -> None:
-    namespace: dict[str, Any] = {"__name__": "document"}
+    namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks:
         scripted = st.MockBackend(lambda prompt, params: " said")
         st.set_default_backend(scripted if block.kind == "mock" else model)
