@@ -202,14 +202,3 @@ def test_a_bias_for_no_token_is_named() -> None:
         params = SamplingParams(logit_bias=((token, 1.0), (3, 1.0)))
         with pytest.raises(SamplerError, match=f"logit_bias names token {token}"):
             sample(row(), [0], [Draw(params, 0, 0)])
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("bias", [float("inf"), float("nan")])
-def test_a_bias_that_is_no_number_is_an_error_and_lifts_no_ban(
-    temperature: float, bias: float
-) -> None:
-    params = SamplingParams(temperature=temperature, logit_bias=((3, bias),))
-    for banned in ((), (3,)):
-        with pytest.raises(SamplerError, match="too large"):
-            sample(row().float(), [0], [Draw(params, 0, 0, banned=banned)])
