@@ -135,10 +135,10 @@ def process_around(command: str) -> list[str]:
         "commands = sys.modules['stemma.commands.app'] = types.ModuleType('stemma.commands.app')",
         "def app():",
         *(f"    {line}" for line in command.splitlines()),
+        "    print('went on')",
         "commands.app = app",
         "print('begun', flush=True)",
         "stemma.cli.main()",
-        "print('went on')",
     ]
     return [sys.executable, "-c", "\n".join(lines)]
 
@@ -151,13 +151,48 @@ def process_around(command: str) -> list[str]:
         ("try: interrupt()\nexcept KeyboardInterrupt: sys.exit(3)", 130),
         ("try: interrupt()\nexcept KeyboardInterrupt: interrupt()", 130),
         ("raise KeyboardInterrupt", 130),
-        ("atexit.register(interrupt)\nsys.exit(0)", 130),
-        ("sys.exit(3)", 3),
+        ("atexit.register(lambda: [interrupt(), print('went on')])\nsys.exit(0)", 130),
     ],
 )
 def test_however_it_surfaces_it_is_status_130_and_no_traceback(command: str, status: int) -> None:
     done = subprocess.run(process_around(command), capture_output=True, text=True, cwd="/")
     assert (done.returncode, done.stdout, done.stderr) == (status, "begun\n", "")
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "errors"),
+    [
+        ("sys.exit(0)", 0, ""),
+        ("sys.exit()", 0, ""),
+        ("sys.exit(3)", 3, ""),
+        ("sys.exit('a reason')", 1, "a reason\n"),
+    ],
+)
+def test_without_an_interrupt_the_status_is_the_commands(
+    command: str, status: int, errors: str
+) -> None:
+    done = subprocess.run(process_around(command), capture_output=True, text=True, cwd="/")
+    assert (done.returncode, done.stdout, done.stderr) == (status, "begun\n", errors)
+
+
+def test_what_others_do_at_the_end_is_done_before_the_process_ends() -> None:
+    command = (
+        "import threading, time\n"
+        "atexit.register(print, 'at the end')\n"
+        "threading.Thread(target=lambda: [time.sleep(0.2), print('thread')]).start()\n"
+        "sys.exit(4)"
+    )
+    done = subprocess.run(process_around(command), capture_output=True, text=True, cwd="/")
+    assert (done.returncode, done.stdout) == (4, "begun\nthread\nat the end\n")
+
+
+def test_libraries_are_not_taken_down() -> None:
+    command = (
+        "class Dear:\n    def __del__(self):\n        os.write(1, b'taken down')\n"
+        "sys.dear = Dear()\nsys.exit(0)"
+    )
+    done = subprocess.run(process_around(command), capture_output=True, text=True, cwd="/")
+    assert (done.returncode, done.stdout) == (0, "begun\n")
 
 
 def test_a_defect_that_no_interrupt_has_caused_keeps_its_traceback() -> None:
