@@ -1,4 +1,4 @@
-"""Hit rates of the eviction policies on traces of eight kinds, against the offline optimum.
+"""Hit rates of the eviction policies on traces of nine kinds, against the offline optimum.
 
     python benchmarks/cache_policies.py [--page-size 1] [--seeds 1] [--kind chat]
 
@@ -39,7 +39,7 @@ def key(ids: Ids) -> RadixKey:
 
 def priority_of(call: Call) -> int:
     """What a user might say of a program; unrelated to what is used again."""
-    return call.branch % 3
+    return len(call.prompt) % 3
 
 
 @dataclass(slots=True)
@@ -100,10 +100,11 @@ class Simulator:
             self.give(now, computed - computed % self.allocator.page_size, output=True)
             self.allocator.free(now.table[now.shared :])
             self.cache.dec_lock_ref(now.node)
-            before = self.places.get(now.call.branch)
-            self.places[now.call.branch] = self.cache.hold(key(now.call.text))
-            if before is not None:
-                self.cache.let_go(before)
+            if now.call.branch is not None:
+                before = self.places.get(now.call.branch)
+                self.places[now.call.branch] = self.cache.hold(key(now.call.text))
+                if before is not None:
+                    self.cache.let_go(before)
         running.clear()
 
     def take(self, tokens: int) -> Ids | None:
@@ -122,6 +123,7 @@ class Simulator:
             owned_from=now.shared,
             computed=computed,
             output=output,
+            own=output and now.call.branch is not None,
             priority=priority_of(now.call),
         )
         self.cache.inc_lock_ref(done.node)

@@ -1,4 +1,4 @@
-"""Traces of requests for `cache_policies.py`: what programs of eight kinds ask of the cache, as
+"""Traces of requests for `cache_policies.py`: what programs of nine kinds ask of the cache, as
 token ids without a model.
 
     python benchmarks/cache_traces.py      # what is in them
@@ -25,9 +25,11 @@ VOCABULARY = 50_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """One request of a branch: its whole prompt and what is sampled behind it."""
+    """One request: its whole prompt and what is sampled behind it. branch: None for a request that
+    is by itself, of which nobody says what comes after it.
+    """
 
-    branch: int
+    branch: int | None
     prompt: Ids
     output: Ids
 
@@ -105,7 +107,7 @@ def join(*texts: Ids) -> Ids:
 # -- the kinds
 
 
-def chat(seed: int) -> Trace:
+def chat(seed: int, *, stateless: bool = False) -> Trace:
     """Conversations with one of a few assistants; the users think between their turns, and one
     in ten never says that the conversation is over.
     """
@@ -118,11 +120,20 @@ def chat(seed: int) -> Trace:
             call = Call(branch, join(text, w.text(10, 80)), w.text(30, 200))
             text = call.text
             over = w.random.random() < 0.25
-            yield Round([call], [branch] if over and w.random.random() < 0.9 else [])
+            closes = over and w.random.random() < 0.9
+            if stateless:
+                yield Round([Call(None, call.prompt, call.output)])
+            else:
+                yield Round([call], [branch] if closes else [])
             if over:
                 return
 
     return interleave(w.random, [conversation() for _ in range(260)], open_at_once=40)
+
+
+def stateless_chat(seed: int) -> Trace:
+    """The same conversations, every turn a request by itself that brings the whole history."""
+    return chat(seed, stateless=True)
 
 
 def few_shot(seed: int) -> Trace:
@@ -265,7 +276,10 @@ def mixed(seed: int) -> Trace:
     trace: Trace = []
     for i, part in enumerate(parts):
         for each in part:
-            each.calls = [Call(len(parts) * c.branch + i, c.prompt, c.output) for c in each.calls]
+            each.calls = [
+                Call(None if c.branch is None else len(parts) * c.branch + i, c.prompt, c.output)
+                for c in each.calls
+            ]
             each.closes = [len(parts) * branch + i for branch in each.closes]
     length = max(map(len, parts))
     for step in range(length):
@@ -277,6 +291,7 @@ def mixed(seed: int) -> Trace:
 
 KINDS: dict[str, Callable[[int], Trace]] = {
     "chat": chat,
+    "stateless": stateless_chat,
     "few-shot": few_shot,
     "agents": agents,
     "tree search": tree_search,

@@ -99,6 +99,7 @@ class LocalBranch(Branch):
             seed=backend.seed_of(params),
             heal=self._heal_candidates(prompt) if heal else None,
         )
+        request.own_start = len(prompt)
         generation.on_cancel = lambda: backend.engine.cancel([request])
         self._submit([request])
         return generation
@@ -232,7 +233,7 @@ class _Scoring:
             on_error=self._failed,
             scored=True,
         )
-        request.output_start = len(ids) - tail
+        request.own_start = len(ids) - tail
         self.requests.append(request)
         return request
 

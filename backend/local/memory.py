@@ -209,9 +209,10 @@ class RequestMemory:
                 )
 
     def _give(self, request: Request, end: int, *, computed: bool) -> None:
-        """Insert the whole pages below `end`, output apart from what stands before it."""
+        """Insert the whole pages below `end`, each kind of tokens as a part of its own."""
         if self.prefix_cache and request.cache == "read-write":
-            for stop in (min(end, request.output_start), end):
+            for bound in sorted((request.prompt_length, request.own_start, end)):
+                stop = min(bound, end)
                 if self.floor(stop) > request.shared:
                     self._insert(request, self.floor(stop), computed=computed)
 
@@ -223,7 +224,8 @@ class RequestMemory:
             slots,
             owned_from=request.shared,
             computed=computed,
-            output=request.shared >= self.floor(request.output_start),
+            output=request.shared >= self.floor(request.prompt_length),
+            own=request.shared >= self.floor(request.own_start),
             priority=request.priority,
         )
         self.cache.inc_lock_ref(insertion.node)

@@ -7,6 +7,7 @@ are all this one thing.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -81,6 +82,10 @@ class CacheUse:
             )
 
 
+NOWHERE = sys.maxsize
+"""A position behind all."""
+
+
 class State(Enum):
     WAITING = "waiting"
     RUNNING = "running"
@@ -100,9 +105,9 @@ class Request:
     next_logprob: position of the first known token whose log-probability is wanted and not there
     yet; None when
         none is wanted. `prompt_logprobs` collects them.
-    cache: what it takes from the tree and leaves there. output_start: from this position on the
-    tokens are wanted by nobody but who asked for them: what is sampled, or a choice. priority: for
-    the eviction policy of that name.
+    cache: what it takes from the tree and leaves there. own_start: from this position on the
+    tokens are wanted by nobody but the branch that asks: what is sampled, or a choice. priority:
+    for the eviction policy of that name.
     heal: ids that may stand in place of the last prompt token, for the first draw; None once
     decided.
     on_finish, on_error: one of them is called once, on the engine's thread, after all locks and
@@ -126,7 +131,7 @@ class Request:
     prompt_top_logprobs: int = 0
     cache: CacheMode = "read-write"
     priority: int = 0
-    output_start: int = 0
+    own_start: int = NOWHERE
 
     # progress
     state: State = State.WAITING
@@ -159,7 +164,6 @@ class Request:
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.tokens)
-        self.output_start = self.output_start or self.prompt_length
         self.publish_end = self.known_end
 
     @property

@@ -173,6 +173,21 @@ def test_open_branches_keep_their_text_longer_than_finished_ones(make: Make) -> 
     assert lost["lru"] > 20
 
 
+def test_outputs_of_requests_without_a_branch_are_as_good_as_prompts(make: Make) -> None:
+    """Their next turn may come, as a request without a branch again."""
+    backend = make()
+    first = backend.generate([TEXT], GREEDY)[0]
+    begun(backend, "Another text").close()
+
+    def made() -> set[tuple[bool, bool]]:
+        nodes = backend.engine.scheduler.memory.cache._tree.nodes()
+        return {(n.output, n.own) for n in nodes}
+
+    assert backend.engine.call(made) == {(False, False), (True, False), (True, True)}
+    follow = [*backend.encode(TEXT), *first.token_ids, 7]
+    assert backend.generate([follow], GREEDY)[0].usage.cached_tokens >= len(follow) - 2
+
+
 def test_losing_choices_are_the_first_to_go(make: Make) -> None:
     backend = make()
     branch = begun(backend)

@@ -118,10 +118,11 @@ class Priority:
 class ProgramAware:
     """What no open branch can go on from first: key = (class, last use).
 
-    class 0: output that no open branch stands on and no prompt has come back to. 1: any other node
-    that no open branch stands on. 2: what an open branch stands on, that is, finds again when it
-    goes on. Ours: of the three, only the third is known to be wanted again, and output is wanted
-    again by nobody but the program that asked for it.
+    class 0: what was sampled or tried for one branch, where no open branch stands on it and no
+    prompt has come back to it. 1: any other node that no open branch stands on. 2: what an open
+    branch stands on, that is, finds again when it goes on. Ours: of the three only the third is
+    known to be wanted again, and the first by nobody else. Requests without a branch say nothing of
+    what they will want, so among theirs this is LRU.
     """
 
     name = "program-aware"
@@ -129,7 +130,7 @@ class ProgramAware:
     def key(self, node: RadixNode) -> Key:
         if node.held:
             return (2, node.last_access)
-        return (0 if node.output and not node.hits else 1, node.last_access)
+        return (0 if node.own and not node.hits else 1, node.last_access)
 
 
 POLICIES: dict[str, type[EvictionPolicy]] = {

@@ -127,14 +127,15 @@ class RadixCache:
         owned_from: int,
         computed: bool = True,
         output: bool = False,
+        own: bool = False,
         priority: int = 0,
     ) -> Insertion:
         """Hand the KV of `key`, at `slots`, to the tree; the picture above says who owns what.
 
         owned_from: from here on the slots are the caller's own; those before came from the tree and
         are locked. computed: False if the step now running computes them, and `commit` or
-        `rollback` decides. What is inserted beneath a pending node is pending with it. output: what
-        the tree does not have yet was sampled. priority: of the request.
+        `rollback` decides. What is inserted beneath a pending node is pending with it. output,
+        own: of what the tree does not have yet, as in RadixNode. priority: of the request.
         Raises EngineInvariantError, and changes nothing, if key, slots and owned_from are not whole
         pages, or if the tree does not have the tokens before owned_from at these slots.
         """
@@ -156,9 +157,8 @@ class RadixCache:
         node = self._use(self._end(path), path, hits=0, priority=priority)
         if already < len(key):
             pending = node.pending or not computed
-            node = self._add_leaf(
-                node, key, slots, already, pending=pending, output=output, priority=priority
-            )
+            marks = output, own, priority
+            node = self._add_leaf(node, key, slots, already, pending=pending, marks=marks)
             path.append((node, len(node)))
         return Insertion(node, slots_of(path), already, _computed(path))
 
@@ -322,12 +322,12 @@ class RadixCache:
         start: int,
         *,
         pending: bool,
-        output: bool,
-        priority: int,
+        marks: tuple[bool, bool, int],
     ) -> RadixNode:
         leaf = self._tree.add(parent, key, slots, start)
         leaf.created = leaf.last_access = self._clock
-        leaf.output, leaf.priority, leaf.pending = output, priority, pending
+        leaf.pending = pending
+        leaf.output, leaf.own, leaf.priority = marks  # before the queue looks at them
         self._cached += len(leaf)
         if pending:
             self._step.append(leaf)

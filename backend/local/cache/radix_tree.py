@@ -35,7 +35,8 @@ class RadixNode:
     than a child's.
     pending: its KV is being computed in the step now running. Everything below it is pending too.
     hits: how many matches went through it. created, last_access: the cache's clock when it came in
-    and at its last use. output: a request sampled these tokens. priority: the largest among the
+    and at its last use. output: a request sampled these tokens. own: they were sampled or tried for
+    one branch, and whether they are still wanted its place tells. priority: the largest among the
     requests that used it.
     entry: its valid entry in the eviction queue. heir: for a node that has left the tree while it
     was held, the one it hung from. ordered: the ranks of its children, for pages of more than one
@@ -56,6 +57,7 @@ class RadixNode:
         "namespace",
         "ordered",
         "output",
+        "own",
         "parent",
         "pending",
         "priority",
@@ -77,7 +79,7 @@ class RadixNode:
         self.edge = edge
         self.parent = parent
         self.pending = False
-        self.output = False
+        self.output = self.own = False
         self.created = self.last_access = self.hits = self.priority = 0
         self.lock_ref = self.held = 0
         self.entry: tuple[tuple[float, ...], int, RadixNode] | None = None
@@ -175,7 +177,7 @@ class RadixTree:
             edge=node.edge,
             parent=_parent(node),
         )
-        upper.pending, upper.output = node.pending, node.output
+        upper.pending, upper.output, upper.own = node.pending, node.output, node.own
         upper.created, upper.last_access = node.created, node.last_access
         upper.hits, upper.priority = node.hits, node.priority
         upper.lock_ref, upper.held = node.lock_ref, node.held

@@ -44,7 +44,7 @@ class Bench:
         namespace: Namespace = HOME,
         *,
         computed: bool = True,
-        output: bool = False,
+        own: bool = False,
         priority: int = 0,
     ) -> Insertion:
         """Insert the whole pages of `tokens`, reusing what is cached."""
@@ -56,7 +56,7 @@ class Bench:
             np.concatenate((match.slots, self.take(len(whole) - match.length))),
             owned_from=match.length,
             computed=computed,
-            output=output,
+            own=own,
             priority=priority,
         )
         self.cache.check()

@@ -125,24 +125,24 @@ def test_use_by_a_request_of_higher_priority_raises_the_whole_path() -> None:
     assert (bench.found([8]), bench.found([1, 2]), bench.found([9])) == (0, 2, 1)
 
 
-def test_outputs_go_before_prompts_and_what_idle_branches_stand_on_goes_last() -> None:
+def test_what_a_branch_made_goes_before_prompts_and_what_idle_branches_stand_on_last() -> None:
     bench = bench_of("program-aware")
     bench.put([0])
     bench.cache.hold(key([0]))
-    bench.put([1], output=True)
+    bench.put([1], own=True)
     bench.cache.hold(key([1]))
     bench.put([2])
-    bench.put([3], output=True)
+    bench.put([3], own=True)
     bench.put([4])
-    bench.put([5], output=True)
+    bench.put([5], own=True)
     assert order(bench, [[i] for i in range(6)]) == [3, 5, 2, 4, 0, 1]
 
 
-def test_output_that_a_prompt_came_back_to_counts_as_prompt() -> None:
+def test_what_a_branch_made_and_a_prompt_came_back_to_counts_as_prompt() -> None:
     bench = bench_of("program-aware")
     bench.put([0])
-    bench.put([1], output=True)
-    bench.put([2], output=True)
+    bench.put([1], own=True)
+    bench.put([2], own=True)
     bench.cache.match_prefix(key([1]))
     assert order(bench, [[0], [1], [2]]) == [2, 0, 1]
 
@@ -313,21 +313,21 @@ class QueueMachine(RuleBasedStateMachine):
 
     texts = st.lists(st.integers(0, 2), max_size=5)
 
-    @rule(pages=texts, output=st.booleans(), priority=st.integers(-1, 2), computed=st.booleans())
-    def put(self, pages: list[int], output: bool, priority: int, computed: bool) -> None:
+    @rule(pages=texts, own=st.booleans(), priority=st.integers(-1, 2), computed=st.booleans())
+    def put(self, pages: list[int], own: bool, priority: int, computed: bool) -> None:
         whole = self.key(pages)
         match = self.cache.match_prefix(whole, priority=priority)
         self.cache.inc_lock_ref(match.node)
         rest = len(whole) - match.length
-        while (own := self.allocator.alloc(rest)) is None and self.evict_one():
+        while (slots := self.allocator.alloc(rest)) is None and self.evict_one():
             pass
-        if own is not None:
+        if slots is not None:
             self.cache.insert(
                 whole,
-                np.concatenate((match.slots, own)),
+                np.concatenate((match.slots, slots)),
                 owned_from=match.length,
                 computed=computed,
-                output=output,
+                own=own,
                 priority=priority,
             )
         self.cache.dec_lock_ref(match.node)
@@ -415,6 +415,7 @@ for _name in POLICIES:
         _case = _machine.TestCase
         _case.settings = settings(max_examples=30, stateful_step_count=50, deadline=None)
         globals()[f"Test_{_name.replace('-', '_')}_pages_of_{_size}"] = _case
+del _case, _machine, _name, _size  # pytest would collect what is left of the loop
 
 
 def test_key_that_shrinks_with_every_use_leaves_a_heap_of_bounded_size() -> None:
