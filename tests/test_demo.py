@@ -60,7 +60,7 @@ def test_the_first_example_runs_as_a_script(default_model_folder: Path) -> None:
 
 @pytest.mark.slow
 def test_the_program_of_the_readme_runs(default_model_folder: Path, tmp_path: Path) -> None:
-    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    program, *_ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     (tmp_path / "program.py").write_text(program)
     done = subprocess.run(
         [sys.executable, "program.py"],
