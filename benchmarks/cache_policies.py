@@ -276,6 +276,9 @@ def measure(trace: Trace, page_size: int) -> dict[str, list[float]]:
         for name, policy in POLICIES.items()
     }
     rates[OPTIMUM] = [Optimum(future, pool).hit_rate() for pool in pools]
+    for name, row in rates.items():
+        if any(rate > best for rate, best in zip(row, rates[OPTIMUM], strict=True)):
+            raise AssertionError(f"{name} beats the optimum: one of them is wrong")
     return rates
 
 
