@@ -230,8 +230,9 @@ class Branch(ABC):
 
     @abstractmethod
     def token_ids(self) -> list[int]:
-        """The ids of the whole branch, its pending literal tokenised as if a generation came
-        next.
+        """The ids of the whole branch, its pending literal tokenised as for a healed generation.
+
+        Unhealed, white space at its end may be sent as other ids of the same text.
         """
 
     @abstractmethod
