@@ -87,9 +87,6 @@ class Run:
         """Dispatcher only: a branch failed; `main` if it is the program's own."""
         self._failures.append((error, main))
 
-    def has_failed_by(self, error: BaseException) -> bool:
-        return any(failure is error for failure, _ in self._failures)
-
     def note_seen(self, error: BaseException) -> None:
         """The program was told of `error` by a read or a join."""
         self._seen[id(error)] = error
