@@ -16,19 +16,26 @@ _WORD = (1 << 64) - 1
 # maps to itself, and being different they make (a, b) and (b, a) different draws.
 _SEED_OFFSET = np.uint64(0x9E3779B97F4A7C15)
 _COUNTER_OFFSET = np.uint64(0xD1B54A32D192ED03)
+_STEP = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio, as SplitMix64 takes it
 
 
-def uniforms(seeds: Sequence[int], counters: Sequence[int]) -> NDArray[np.float64]:
-    """One number in [0, 1) per (seed, counter), a multiple of 2**-53.
+def exponentials(seeds: Sequence[int], counters: Sequence[int], count: int) -> NDArray[np.float64]:
+    """[n, count] waiting times of rate 1, `count` of them for each (seed, counter); all above 0."""
+    halves = (words(seeds, counters, count) >> np.uint64(12)).astype(np.float64) + 0.5
+    return -np.log(halves * 2.0**-52)
 
-    Both are taken modulo 2**64. The hash is mix(mix(seed + a) xor mix(counter + b)), where mix is
-    the finaliser of SplitMix64 (Steele, Lea, Flood 2014). Both sides are mixed before they meet, so
-    the sequences of two seeds are not shifted copies of each other.
+
+def words(seeds: Sequence[int], counters: Sequence[int], count: int) -> NDArray[np.uint64]:
+    """[n, count] random words: row i is the SplitMix64 sequence of seeds[i] and counters[i].
+
+    Both are taken modulo 2**64. A sequence starts at mix(seed + a) xor mix(counter + b), where mix
+    is the finaliser of SplitMix64 (Steele, Lea, Flood 2014). Both sides are mixed before they meet,
+    so the draws of two seeds are not shifted copies of each other.
     """
     seed = np.array([s & _WORD for s in seeds], dtype=np.uint64)
     counter = np.array([c & _WORD for c in counters], dtype=np.uint64)
-    word = _mix(_mix(seed + _SEED_OFFSET) ^ _mix(counter + _COUNTER_OFFSET))
-    return (word >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    start = _mix(seed + _SEED_OFFSET) ^ _mix(counter + _COUNTER_OFFSET)
+    return _mix(start[:, None] + np.arange(1, count + 1, dtype=np.uint64) * _STEP)
 
 
 def _mix(word: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -7,7 +7,6 @@ batch. Called by the engine after the forward pass. What changes logits before a
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -27,12 +26,12 @@ from stemma.backend.local.logit_rules import (
     to_device,
     why_not,
 )
-from stemma.backend.local.random import uniforms
+from stemma.backend.local.random import exponentials
 from stemma.lang.errors import EngineInvariantError, StemmaError
 
 __all__ = ["Draw", "Sampled", "SamplerError", "sample", "token_logprobs"]
 
-_BLOCK = 256  # rows are summed in blocks; only the block that is hit is looked at token by token
+_BLOCK = 256  # rows are summed in blocks; only the block that wins is looked at token by token
 _LARGEST = 128  # up to this top_k, `topk` is faster than sorting the row
 _SLACK = 4  # units of rounding: a set that misses top_p by no more has reached it
 _NOTHING = -1  # stands for a token id where a row cannot be drawn from
@@ -94,8 +93,8 @@ def sample(logits: Tensor, rows: Sequence[int], draws: Sequence[Draw]) -> list[S
     Order: penalties, bias, bans and allowed; then temperature, top_k, top_p (of the k that top_k
     kept), min_p. A cut does not separate equal probabilities: what ties with the last token kept
     stays. Temperature 0 and top_k 1 take the largest logit, of equal ones the lowest id. Any other
-    draw is the inverse of the cumulative distribution, in order of token ids, at the number
-    `random.uniforms(seed, counter)`.
+    draw is a race (`_race`) with the times `random.exponentials(seed, counter)`: where logits
+    change by a rounding, the token changes only if two were about to tie.
 
     Raises SamplerError where logits are NaN or +inf, where the rules leave no token, or where a
     bias names no token. Waits for the device once (on the error path again).
@@ -214,8 +213,9 @@ def _tokens(
     if kind is not _Kind.PLAIN:
         _cut(weights, kind, own)
     drawing = [draws[i] for source in sources for i in source.draws]
-    u = uniforms([draw.seed for draw in drawing], [draw.counter for draw in drawing])
-    token, total = _inverse(weights, to_device(owner, x), to_device(u, x))
+    entrants = _BLOCK + -(-x.shape[1] // _BLOCK)
+    times = exponentials([d.seed for d in drawing], [d.counter for d in drawing], entrants)
+    token, total = _race(weights, to_device(owner, x), to_device(times, x))
     return torch.where((total > 0) & total.isfinite(), token, _NOTHING)
 
 
@@ -277,10 +277,8 @@ def _cut(weights: Tensor, kind: _Kind, draws: Sequence[Draw]) -> None:
         # The nucleus starts where the sum from below exceeds what it may leave out.
         slack = _SLACK * torch.finfo(rising.dtype).eps
         left_out = to_device(np.array([1 - p.top_p * (1 - slack) for p in params]), weights)
-        every = torch.arange(len(params), device=weights.device)
-        edge, _ = _inverse(rising, every, left_out)
         no_cut = to_device(np.array([p.top_p == 1 for p in params])[:, None], weights)
-        nucleus = rising.gather(1, edge[:, None])
+        nucleus = rising.gather(1, _first_beyond(rising, left_out))
         least = torch.maximum(least, nucleus.masked_fill(no_cut, 0))
     _keep_from(weights, least)
 
@@ -303,35 +301,36 @@ def _largest(weights: Tensor, count: int) -> Tensor:
     return weights.sort(-1).values
 
 
-def _inverse(weights: Tensor, owner: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the running sum of row owner[i] first exceeds u[i] of its total; and the totals.
+def _race(weights: Tensor, owner: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
+    """The token that wins the race of row owner[i] with times[i], and the row's total weight.
 
-    Two levels: sums of blocks, then the tokens of one block. Both run in fp64, so that a token far
-    down the tail is hit as often as its weight says. Never an index of weight zero, unless all are.
+    The first of exponential waiting times E/w is w's with probability w / total (the Gumbel-max
+    trick on another scale). Two levels: the blocks race with their sums, then the tokens of the
+    block that won. Unlike the inverse of a running sum, where every border moves when any weight
+    before it does, a race is decided anew only among entrants that were about to tie.
+
+    times: [n, _BLOCK + blocks] of rate 1: those of the tokens in a block, then those of the blocks.
     """
     vocab = weights.shape[1]
-    sums = _blockwise(weights, torch.sum)[owner]
-    block, rest = _first_beyond(sums, u)
+    sums = _blockwise(weights, torch.sum).to(times.dtype)
+    block = (times[:, _BLOCK:] / sums[owner]).argmin(-1)
     ids = block[:, None] * _BLOCK + torch.arange(_BLOCK, device=weights.device)
     inside = weights[owner[:, None], ids.clamp_max(vocab - 1)] * (ids < vocab)
-    offset, _ = _first_beyond(inside, rest)
-    return (block * _BLOCK + offset).clamp_max(vocab - 1), sums.sum(-1)
+    winner = (times[:, :_BLOCK] / inside).argmin(-1)
+    return (block * _BLOCK + winner).clamp_max(vocab - 1), sums.sum(-1)[owner]
 
 
-def _first_beyond(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """First index of each row whose running sum exceeds u of the total; how far into it (0..1)."""
-    wide = weights.to(u.dtype)
+def _first_beyond(rising: Tensor, share: Tensor) -> Tensor:
+    """[n, 1] first index where the running sum of a row exceeds this share of its total.
+
+    Summed in the type of `share`. Never an index of weight zero, unless all are.
+    """
+    wide = rising.to(share.dtype)
     upto = wide.cumsum(-1)
-    goal = (u * upto[:, -1])[:, None]
     # Asked for explicitly, because the sums of a parallel scan may rise a little over a zero.
-    positive = wide > 0
-    beyond = (positive & (upto > goal)).to(torch.uint8)
-    first = beyond.argmax(-1, keepdim=True)
-    final = weights.shape[1] - 1 - positive.flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
-    at = torch.where(beyond.gather(1, first) > 0, first, final)
-    weight = wide.gather(1, at)
-    into = (goal - (upto.gather(1, at) - weight)) / weight
-    return at[:, 0], into[:, 0].clamp(0, 1 - sys.float_info.epsilon)
+    beyond = (upto > (share * upto[:, -1])[:, None]) & (wide > 0)
+    beyond[:, -1] = True  # a share that rounds to 1
+    return beyond.to(torch.uint8).argmax(-1, keepdim=True)
 
 
 def _blockwise(x: Tensor, reduce: Callable[..., Tensor]) -> Tensor:

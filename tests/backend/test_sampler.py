@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 from unittest.mock import patch
@@ -24,30 +23,29 @@ from transformers import (
 )
 
 from stemma.backend.local import sampler
-from stemma.backend.local.random import uniforms
+from stemma.backend.local.random import exponentials
 from stemma.backend.local.sampler import Draw, sample
 from stemma.lang.sampling import SamplingParams
 
 VOCAB = 49_152
-NEAR_ONE = 1 - 2.0**-53
+BLOCK = sampler._BLOCK
 
 
 def tokens(logits: Tensor, rows: Sequence[int], draws: Sequence[Draw]) -> list[int]:
     return [sampled.token_id for sampled in sample(logits, rows, draws)]
 
 
-@contextmanager
-def drawing(*numbers: float) -> Iterator[None]:
-    """The counter of a draw picks its random number from these."""
-    with patch.object(sampler, "uniforms", lambda _, counters: np.array(numbers)[counters]):
-        yield
+def reached(logits: Tensor, params: SamplingParams, count: int = 500) -> set[int]:
+    """The tokens that some draws from the one row take."""
+    return set(tokens(logits[None], [0] * count, [Draw(params, 0, i) for i in range(count)]))
 
 
-def at_every(logits: Tensor, params: SamplingParams, numbers: Sequence[float]) -> list[int]:
-    """The tokens that these numbers lead to, all from the one row."""
-    with drawing(*numbers):
-        draws = [Draw(params, 0, i) for i in range(len(numbers))]
-        return tokens(logits[None], [0] * len(draws), draws)
+def kept(logits: Tensor, params: SamplingParams) -> list[int]:
+    """The tokens that the cuts leave in the race."""
+    with patch.object(sampler, "_race", wraps=sampler._race) as race:
+        tokens(logits[None], [0], [Draw(params, 0, 0)])
+    weights: Tensor = race.call_args.args[0]
+    return weights[0].nonzero()[:, 0].tolist()
 
 
 def random_logits(rows: int, vocab: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -59,8 +57,7 @@ def random_logits(rows: int, vocab: int, dtype: torch.dtype = torch.float32) -> 
 class Naive:
     """A sampler as the books describe it: one row, everything sorted, in fp64."""
 
-    kept: NDArray[np.bool_]
-    upto: NDArray[np.float64]
+    weights: NDArray[np.float64]  # zero where the token is cut
     margin: float  # how far the nearest decision about a cut is from going the other way
 
     @classmethod
@@ -82,14 +79,29 @@ class Naive:
             kept &= p >= best[0] * params.min_p
             margins.append(float(np.abs(p / best[0] - params.min_p).min()))
         weights = np.where(kept, p, 0)
-        return cls(kept, weights.cumsum() / weights.sum(), min(margins))
+        return cls(weights / weights.sum(), min(margins))
 
-    def token(self, u: float) -> int:
-        return int(np.flatnonzero((self.upto > u) & self.kept)[0])
+    def token(self, times: NDArray[np.float64]) -> tuple[int, float]:
+        """Who wins, and how near the second was: 1 is far, 0 a tie."""
+        blocks = [self.weights[at : at + BLOCK] for at in range(0, len(self.weights), BLOCK)]
+        block, one = fastest(times[BLOCK:], [float(b.sum()) for b in blocks])
+        inside, other = fastest(times, blocks[block].tolist())
+        return block * BLOCK + inside, min(one, other)
 
-    def doubtful(self, u: float) -> bool:
-        """Whether rounding may decide this draw."""
-        return float(np.abs(self.upto - u).min()) < 1e-9
+
+def fastest(times: NDArray[np.float64], weights: Sequence[float]) -> tuple[int, float]:
+    """Index of the least time / weight, and by what share of its own the second was slower."""
+    arrivals = [t / w if w > 0 else np.inf for t, w in zip(times, weights, strict=False)]
+    first = int(np.argmin(arrivals))
+    second = min((a for i, a in enumerate(arrivals) if i != first), default=np.inf)
+    return first, float(min(1.0, second / arrivals[first] - 1))
+
+
+def times_of(draw: Draw, vocab: int) -> NDArray[np.float64]:
+    times: NDArray[np.float64] = exponentials(
+        [draw.seed], [draw.counter], BLOCK + -(-vocab // BLOCK)
+    )[0]
+    return times
 
 
 settings_of_a_draw = st.builds(
@@ -117,10 +129,11 @@ def test_draws_equal_those_of_a_naive_full_sort(
         logits = np.round(logits * 2) / 2
     naive = Naive.of(logits, params)
     assume(naive.margin > 1e-5)
-    counters = [c for c in range(16) if not naive.doubtful(uniforms([seed], [c])[0])]
-    draws = [Draw(params, seed, c) for c in counters]
-    expected = [naive.token(uniforms([seed], [c])[0]) for c in counters]
-    assert tokens(torch.from_numpy(logits)[None], [0] * len(draws), draws) == expected
+    draws = [Draw(params, seed, c) for c in range(16)]
+    expected = [naive.token(times_of(draw, vocab)) for draw in draws]
+    drawn = tokens(torch.from_numpy(logits)[None], [0] * len(draws), draws)
+    for token, (winner, distance) in zip(drawn, expected, strict=True):
+        assert token == winner or distance < 1e-9
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -145,16 +158,26 @@ def test_draws_equal_the_naive_ones_at_full_size(
     draws = [Draw(params, seed, counter) for seed in range(4) for counter in range(32)]
     rows = [draw.seed for draw in draws]
     naive = [Naive.of(row.double().numpy(), params) for row in logits]
-    u = uniforms(rows, [draw.counter for draw in draws])
-    expected = [naive[row].token(number) for row, number in zip(rows, u, strict=True)]
-    differing = sum(a != b for a, b in zip(tokens(logits, rows, draws), expected, strict=True))
-    # Once in some hundred draws a number is as near to a border of two tokens as fp32 can tell.
-    assert differing <= (3 if dtype == torch.float32 else 0)
+    drawn = tokens(logits, rows, draws)
+    for row, token, draw in zip(rows, drawn, draws, strict=True):
+        winner, distance = naive[row].token(times_of(draw, VOCAB))
+        assert token == winner or distance < (1e-5 if dtype == torch.float32 else 1e-12)
+
+
+def test_a_rounding_of_the_logits_changes_only_draws_that_were_about_to_tie() -> None:
+    """The inverse of a running sum changed 32 of these draws: any border may lie anywhere."""
+    logits = random_logits(1, VOCAB)[0]
+    noise = torch.randn(VOCAB, generator=torch.Generator().manual_seed(0)) * 1e-5
+    draws = [Draw(SamplingParams(), seed, 0) for seed in range(4000)]
+    first, second = (tokens(x[None], [0] * 4000, draws) for x in (logits, logits + noise))
+    naive = Naive.of(logits.double().numpy(), SamplingParams())
+    changed = [i for i in range(4000) if first[i] != second[i]]
+    assert len(changed) <= 2
+    assert all(naive.token(times_of(draws[i], VOCAB))[1] < 1e-4 for i in changed)
 
 
 def test_cuts_agree_with_transformers() -> None:
     logits = random_logits(1, 2000, torch.float64)[0]
-    grid = np.linspace(0, 1, 257, endpoint=False).tolist()
     for temperature, top_k, top_p, min_p in [
         (1.0, 0, 0.9, 0.0),
         (0.7, 0, 0.5, 0.0),
@@ -173,10 +196,8 @@ def test_cuts_agree_with_transformers() -> None:
             chain.append(MinPLogitsWarper(min_p))
         no_ids: Any = torch.zeros(1, 1, dtype=torch.long)  # they look at the scores alone
         theirs = chain(no_ids, cast(Any, logits[None].clone()))[0].softmax(-1)
-        upto = theirs.cumsum(-1).numpy()
-        expected = [int(np.searchsorted(upto, u * upto[-1], side="right")) for u in grid]
         params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-        assert at_every(logits, params, grid) == expected
+        assert kept(logits, params) == theirs.nonzero()[:, 0].tolist()
 
 
 def test_temperature_zero_takes_the_largest_logit_and_the_lowest_id_of_equal_ones() -> None:
@@ -192,29 +213,26 @@ def test_temperature_zero_takes_the_largest_logit_and_the_lowest_id_of_equal_one
 def test_top_k_one_is_greedy_at_any_temperature() -> None:
     logits = torch.tensor([1.0, 3.0, 3.0, 2.0])
     params = SamplingParams(top_k=1, temperature=1e6)
-    assert at_every(logits, params, [0, 0.5, NEAR_ONE]) == [1, 1, 1]
+    assert reached(logits, params) == {1}
 
 
 def test_a_set_that_reaches_top_p_exactly_is_enough() -> None:
     logits = torch.tensor([0.2, 0.5, 0.3]).log()
-    every = np.linspace(0, 1, 101, endpoint=False).tolist()
-    assert set(at_every(logits, SamplingParams(top_p=0.5), every)) == {1}
-    assert set(at_every(logits, SamplingParams(top_p=0.8), every)) == {1, 2}
-    assert set(at_every(logits, SamplingParams(top_p=0.81), every)) == {0, 1, 2}
+    assert reached(logits, SamplingParams(top_p=0.5)) == {1}
+    assert reached(logits, SamplingParams(top_p=0.8)) == {1, 2}
+    assert reached(logits, SamplingParams(top_p=0.81)) == {0, 1, 2}
 
 
 def test_top_p_counts_within_what_top_k_kept() -> None:
     logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
-    every = np.linspace(0, 1, 101, endpoint=False).tolist()
-    assert set(at_every(logits, SamplingParams(top_k=2, top_p=0.57), every)) == {0}
-    assert set(at_every(logits, SamplingParams(top_k=2, top_p=0.58), every)) == {0, 1}
+    assert reached(logits, SamplingParams(top_k=2, top_p=0.57)) == {0}
+    assert reached(logits, SamplingParams(top_k=2, top_p=0.58)) == {0, 1}
 
 
 def test_equal_probabilities_are_kept_or_dropped_together() -> None:
     logits = torch.tensor([2.0, 1.0, 1.0, 1.0, 0.0])
-    every = np.linspace(0, 1, 501, endpoint=False).tolist()
     for params in (SamplingParams(top_k=2), SamplingParams(top_p=0.5), SamplingParams(min_p=0.3)):
-        assert set(at_every(logits, params, every)) == {0, 1, 2, 3}
+        assert reached(logits, params) == {0, 1, 2, 3}
 
 
 def test_frequencies_follow_the_softmax() -> None:
@@ -224,10 +242,10 @@ def test_frequencies_follow_the_softmax() -> None:
         draws = [Draw(params, seed, counter) for seed in range(40) for counter in range(1000)]
         seen = np.bincount(tokens(logits, [0] * count, draws), minlength=300)
         expected = Naive.of(logits[0].double().numpy(), params)
-        p = np.diff(expected.upto, prepend=0)
-        assert not seen[~expected.kept].any()
+        p = expected.weights
+        assert not seen[p == 0].any()
         likely = p * count >= 5
-        rare = expected.kept & ~likely
+        rare = (p > 0) & ~likely
         observed = np.append(seen[likely], seen[rare].sum())
         wanted = np.append(p[likely], p[rare].sum()) * count
         chi_square = ((observed - wanted) ** 2 / np.maximum(wanted, 1e-9)).sum()
@@ -237,14 +255,14 @@ def test_frequencies_follow_the_softmax() -> None:
 
 def test_a_rare_token_deep_in_the_tail_comes_as_often_as_it_should() -> None:
     """One running fp32 sum could not tell apart 3e-8 and 0 where it has come near 1."""
-    logits = torch.zeros(VOCAB)
-    logits[-1] = np.log(3e-8 * VOCAB)
-    p = 3e-8 / (1 - 1 / VOCAB + 3e-8)
-    numbers = [1 - p * (1 + 1e-4), 1 - p * (1 - 1e-4)]
-    assert at_every(logits, SamplingParams(), numbers) == [VOCAB - 2, VOCAB - 1]
-
-
-EDGES = (0.0, 5e-324, 2.0**-53, 1e-9, 0.5, 1 - 1e-9, 1 - 2.0**-52, NEAR_ONE)
+    weights = torch.ones(1, VOCAB)
+    weights[0, -1] = rare = 3e-3
+    blocks = VOCAB // BLOCK
+    times = torch.ones(2, BLOCK + blocks, dtype=torch.float64)
+    times[:, -1] = 0.5  # the last block wins
+    times[:, BLOCK - 1] = torch.tensor([rare * (1 - 1e-4), rare * (1 + 1e-4)])
+    winners, _ = sampler._race(weights, torch.zeros(2, dtype=torch.long), times)
+    assert winners.tolist() == [VOCAB - 1, VOCAB - BLOCK]
 
 
 @settings(max_examples=200, deadline=None)
@@ -262,36 +280,48 @@ def test_no_number_leads_to_a_token_of_probability_zero(
     logits = torch.full((vocab,), -torch.inf, dtype=dtype)
     ids = rng.choice(vocab, min(possible, vocab), replace=False)
     logits[ids] = torch.from_numpy(rng.normal(0, 3, len(ids))).to(dtype)
-    assert set(at_every(logits, params, EDGES)) <= set(ids.tolist())
+    assert reached(logits, params, 64) <= set(ids.tolist())
 
 
-@pytest.mark.parametrize("vocab", [1000, VOCAB, 50_257])
+@pytest.mark.parametrize("vocab", [1, 1000, VOCAB, 50_257])
 @pytest.mark.parametrize("wide", [torch.float32, torch.float64])
-def test_the_search_stays_inside_even_in_fp32(vocab: int, wide: torch.dtype) -> None:
-    """Some devices have no fp64: near-one numbers then become one, and sums are coarse."""
-    u = torch.tensor([0.0, 1e-30, 0.3, 0.9999999, NEAR_ONE], dtype=wide)
+def test_a_race_stays_inside_even_in_fp32(vocab: int, wide: torch.dtype) -> None:
+    """Some devices have no fp64."""
+    entrants = BLOCK + -(-vocab // BLOCK)
+    times = torch.from_numpy(exponentials([3] * 50, range(50), entrants)).to(wide)
     for seed in range(20):
         generator = torch.Generator().manual_seed(seed)
         p = torch.rand(1, vocab, generator=generator)
         p *= torch.rand(1, vocab, generator=generator) < 0.01
         p[0, -400:] = 0
+        p[0, 0] = 1e-3
         p /= p.sum()
-        index, total = sampler._inverse(p, torch.zeros(5, dtype=torch.long), u)
+        index, total = sampler._race(p, torch.zeros(50, dtype=torch.long), times)
         assert (p[0, index] > 0).all()
-        assert total.allclose(torch.ones(5))
-        assert index[0] == p[0].nonzero()[0]
-        assert index[-1] == p[0].nonzero()[-1]
+        assert total.float().allclose(torch.ones(50))
+
+
+@pytest.mark.parametrize("wide", [torch.float32, torch.float64])
+def test_the_search_for_top_p_stays_inside_even_in_fp32(wide: torch.dtype) -> None:
+    """Near-one shares become one in fp32, and sums are coarse."""
+    share = torch.tensor([0.0, 1e-30, 0.3, 0.9999999, 1 - 2.0**-53, 1.0], dtype=wide)
+    rising = torch.rand(VOCAB, generator=torch.Generator().manual_seed(0)).sort().values
+    rising[:400] = 0
+    found = sampler._first_beyond(rising.expand(6, -1), share)[:, 0].tolist()
+    assert found[:2] == [400, 400]
+    assert found == sorted(found)
+    assert found[-1] == VOCAB - 1
+    assert found[2] == int((rising.double().cumsum(0) > 0.3 * rising.double().sum()).nonzero()[0])
 
 
 def test_extreme_temperatures_end_at_the_best_token_and_at_all_tokens_alike() -> None:
     logits = torch.tensor([10.0, -30.0, 12.0, 11.999])
-    grid = np.linspace(0, 1, 101, endpoint=False).tolist()
     for temperature in (5e-324, 1e-30, 1e-6):
         params = SamplingParams(temperature=temperature)
-        assert set(at_every(logits, params, grid)) == {2}
+        assert reached(logits, params) == {2}
     for temperature in (1e9, 1e300):
         params = SamplingParams(temperature=temperature)
-        assert at_every(logits, params, [0.1, 0.4, 0.6, 0.9]) == [0, 1, 2, 3]
+        assert reached(logits, params) == {0, 1, 2, 3}
         logits[1] = -torch.inf
-        assert 1 not in at_every(logits, params, grid)
+        assert reached(logits, params) == {0, 2, 3}
         logits[1] = -30
