@@ -63,7 +63,8 @@ class LocalBackend(Backend):
     kv_tokens: size of the KV pool; None takes a share of the memory that is free. page_size: tokens
     per page, the
         unit of sharing. prefix_cache: False computes every request from its first token on.
-    policy: "lpm" or "fcfs", see `Scheduler`. eviction: what leaves the cache first when memory is
+    policy: who is admitted first, "lpm", "dfs-weight", "fcfs" or "priority", see
+    `waiting_order.py`. eviction: what leaves the cache first when memory is
     short: "program-aware", "lru", "lfu", "slru", "fifo", "filo", "mru" or "priority", see
     `cache/eviction.py`. max_pinned_share: most of the pool that `pin` may keep; clock: what pins go
     by, in seconds.

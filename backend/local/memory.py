@@ -22,7 +22,7 @@ import numpy as np
 
 from stemma.backend.base import Namespace
 from stemma.backend.local.cache.kv_pool import PageAllocator
-from stemma.backend.local.cache.radix_cache import PrefixMatch, RadixCache
+from stemma.backend.local.cache.radix_cache import Peek, PrefixMatch, RadixCache
 from stemma.backend.local.cache.radix_key import RadixKey
 from stemma.backend.local.cache.radix_tree import RadixNode
 from stemma.backend.local.pins import Clock, Pins
@@ -83,13 +83,17 @@ class RequestMemory:
 
     def found(self, request: Request) -> int:
         """How many tokens `match` would find; leaves no trace in the tree."""
-        key = RadixKey(request.tokens.view(request.known_end), request.namespace)
-        return self.floor(min(self.cache.peek(key).length, self._limit(request, key)))
+        found = self.cache.peek(request.key)
+        return self.floor(min(found.length, self._limit(request, found)))
+
+    def path(self, request: Request) -> list[RadixNode]:
+        """The nodes of what `found` counts, from the root down; leaves no trace in the tree."""
+        return self.cache.path(request.key) if self._takes(request) else []
 
     def match(self, request: Request) -> PrefixMatch:
         """The longest cached prefix that leaves the rows whose logits are needed to this step."""
-        key = RadixKey(request.tokens.view(request.known_end), request.namespace)
-        limit = self._limit(request, key)
+        key = request.key
+        limit = self._limit(request, self.cache.peek(key))
         return self.cache.match_prefix(key, limit=limit, priority=request.priority)
 
     @staticmethod
@@ -99,16 +103,20 @@ class RequestMemory:
         """
         return max(0, min(match.unaligned, request.logits_from - match.length))
 
-    def _limit(self, request: Request, key: RadixKey) -> int:
-        """How much of the key may be taken from the tree.
+    def _takes(self, request: Request) -> bool:
+        """Whether the request takes from the tree at all."""
+        return self.prefix_cache and request.cache != "off"
+
+    def _limit(self, request: Request, found: Peek) -> int:
+        """How much of the key may be taken from the tree, which has that much of it.
 
         Rows that are pending belong to this step, so they may be shared to the last one; of
         computed ones the match ends before the first row whose logits are needed.
         """
-        if not self.prefix_cache or request.cache == "off":
+        if not self._takes(request):
             return 0
         needed = request.logits_from
-        return needed if self.cache.peek(key).computed > needed else len(key)
+        return needed if found.computed > needed else request.known_end
 
     def attach(self, request: Request, match: PrefixMatch) -> None:
         """Lock the match and make it the head of the table, in place of what the request held

@@ -25,6 +25,7 @@ from stemma.backend.base import (
     TokenLogprob,
     Usage,
 )
+from stemma.backend.local.cache.radix_key import RadixKey
 from stemma.lang.errors import EngineInvariantError, InvalidArgument
 from stemma.lang.sampling import SamplingParams
 
@@ -107,7 +108,10 @@ class Request:
         none is wanted. `prompt_logprobs` collects them.
     cache: what it takes from the tree and leaves there. own_start: from this position on the
     tokens are wanted by nobody but the branch that asks: what is sampled, or a choice. priority:
-    for the eviction policy of that name.
+    for the policies of that name, of eviction and of waiting; the larger the dearer.
+    arrival, rank: its number in order of submission, and its place in the fair order, smallest
+    first. overtaken: how many requests that rank behind it were admitted while it waited. matched:
+    cached tokens it begins with, when an order looked last.
     heal: ids that may stand in place of the last prompt token, for the first draw; None once
     decided.
     on_finish, on_error: one of them is called once, on the engine's thread, after all locks and
@@ -153,6 +157,7 @@ class Request:
 
     # queueing and accounting
     arrival: int = 0
+    rank: tuple[int, int] = (0, 0)
     overtaken: int = 0
     matched: int = 0
     counted: int = 0
@@ -172,6 +177,11 @@ class Request:
         nothing.
         """
         return len(self.tokens) - 1 if self.scored else len(self.tokens)
+
+    @property
+    def key(self) -> RadixKey:
+        """What the tree is asked with: the tokens that must be computed, in the namespace."""
+        return RadixKey(self.tokens.view(self.known_end), self.namespace)
 
     @property
     def is_decoding(self) -> bool:

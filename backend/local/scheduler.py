@@ -11,27 +11,20 @@ policy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from stemma.backend.local.batch import Entry
-from stemma.backend.local.cache.radix_key import RadixKey
 from stemma.backend.local.memory import DECODE_RUN, RequestMemory
 from stemma.backend.local.request import Request, State
+from stemma.backend.local.waiting_order import (
+    MAX_OVERTAKEN,
+    ORDERED_WINDOW,
+    WAITING_ORDERS,
+    WaitingOrder,
+)
 from stemma.lang.errors import InvalidArgument, OutOfCacheMemory
-
-MAX_OVERTAKEN = 128
-"""Admissions of later arrivals that a waiting request lets pass before nobody is admitted ahead of
-it.
-"""
-
-AGING_TOKENS = 64
-"""What one overtaking is worth in the lpm order, in matched tokens."""
-
-ORDERED_WINDOW = 256
-"""How many of the oldest waiting requests lpm looks at; the others wait behind them in order of
-arrival.
-"""
 
 
 @dataclass(slots=True)
@@ -61,26 +54,36 @@ class Step:
 class Scheduler:
     """Queues and memory of all requests.
 
-    policy:
-        "lpm": longest prefix match first, with ageing: the order is by matched + AGING_TOKENS *
-        overtaken,
-            descending, where `overtaken` counts admissions of requests that arrived later. A
-            request whose count reaches MAX_OVERTAKEN is urgent: urgent ones go first, in order of
-            arrival, and while the first of them does not fit nobody is admitted. So at most
-            MAX_OVERTAKEN later arrivals, plus the rest of one step's admissions, are ever admitted
-            before it. Source: SGLang (Zheng et al. 2024, section 3), which has no bound.
-        "fcfs": first come, first served.
+    policy: the order of admission, one of `WAITING_ORDERS`, see `waiting_order.py`.
+    max_overtaken: the bound B on overtaking.
+
+    Whatever the order, at most B requests overtake one that waits, each admission counted: that is
+    how often, in all its life, one that ranks behind it is admitted while it waits. Proof. Its
+    count grows by one at each such admission and never falls. Let it be B. If the request is among
+    the first ORDERED_WINDOW waiting by rank, `_urgent_first` puts it before all whose count is
+    less, and of those whose count is B before all that rank behind it. The queue is sorted so when
+    a step begins to admit and whenever a count reaches B, and the first that does not fit ends the
+    admissions of the step. So all that are admitted before it rank before it. If it is not among
+    the first, only such are looked at as rank before it. Either way its count stays B. QED.
+
+    It does not wait forever either: while it waits at B, only requests that rank before it are
+    admitted. There are finitely many of those where the rank is the arrival, each produces finitely
+    many tokens, and once nothing runs, it is admitted whatever is free, for what can never fit was
+    refused. (Under "priority" more may come that rank before it; then it waits as it should.)
     """
 
     def __init__(
-        self, memory: RequestMemory, *, policy: str, max_running: int, max_step_tokens: int
+        self,
+        memory: RequestMemory,
+        *,
+        policy: str | WaitingOrder,
+        max_running: int,
+        max_step_tokens: int,
+        max_overtaken: int = MAX_OVERTAKEN,
     ) -> None:
-        orders: dict[str, Callable[[], Iterable[Request]]] = {
-            "lpm": self._longest_prefix_first,
-            "fcfs": lambda: self.waiting,
-        }
-        if policy not in orders:
-            raise InvalidArgument(f"policy={policy!r}: must be one of {', '.join(sorted(orders))}")
+        if isinstance(policy, str) and policy not in WAITING_ORDERS:
+            names = ", ".join(WAITING_ORDERS)
+            raise InvalidArgument(f"policy={policy!r}: must be one of {names}")
         if max_running < 1:
             raise InvalidArgument(f"max_running={max_running}: must be at least 1")
         if max_step_tokens < max_running + memory.page_size:
@@ -94,7 +97,8 @@ class Scheduler:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.retractions = 0
-        self._order = orders[policy]
+        self.order = WAITING_ORDERS[policy] if isinstance(policy, str) else policy
+        self.max_overtaken = max_overtaken
         self._arrivals = 0
         self._blocked = False
         self._ended_pins = 0
@@ -108,7 +112,9 @@ class Scheduler:
     def submit(self, request: Request) -> None:
         self._arrivals += 1
         request.arrival = self._arrivals
-        self.waiting.append(request)
+        priority = request.priority if self.order.by_priority else 0
+        request.rank = (-priority, request.arrival)
+        self._queue(request)
         self._blocked = False
 
     def finish(self, request: Request) -> None:
@@ -151,7 +157,7 @@ class Scheduler:
         step = Step()
         retractions = self.retractions
         budget = self.max_step_tokens - sum(r.is_decoding for r in self.running)
-        for request in list(self.running):  # oldest first: victims are always later in the list
+        for request in list(self.running):  # by rank: victims are always later in the list
             if request.state is State.RUNNING:
                 budget -= self._continue(request, step, budget)
         if self.retractions == retractions:
@@ -203,11 +209,11 @@ class Scheduler:
         return end - start
 
     def _make_room(self, request: Request, end: int, *, spare: int = 0) -> bool:
-        """Slots up to `end`, at the cost of later arrivals if need be. False: it was taken out
-        itself.
+        """Slots up to `end`, at the cost of those that rank behind it if need be. False: it was
+        taken out itself.
         """
         while not self.memory.grow(request, end, spare=spare):
-            victim = max(self.running, key=lambda r: r.arrival)
+            victim = max(self.running, key=_rank)
             if len(self.running) == 1:
                 self._refuse(request)
             else:
@@ -228,8 +234,10 @@ class Scheduler:
     def _requeue(self, request: Request) -> None:
         request.publish_end = request.known_end
         request.state = State.WAITING
-        self.waiting.append(request)
-        self.waiting.sort(key=lambda r: r.arrival)
+        self._queue(request)
+
+    def _queue(self, request: Request) -> None:
+        insort(self.waiting, request, key=_rank)
 
     # -- admission
 
@@ -238,9 +246,10 @@ class Scheduler:
         if self._blocked or full or not self.waiting:
             return
         growth = sum(map(self._growth, self.running))
-        for request in list(self._order()):
-            if budget <= 0 or len(self.running) >= self.max_running:
-                break
+        queue = self.order.sort(self.waiting[:ORDERED_WINDOW], self.memory)
+        queue.sort(key=self._urgent_first)
+        while queue and budget > 0 and len(self.running) < self.max_running:
+            request = queue.pop(0)
             match = self.memory.match(request)
             self.memory.attach(request, match)
             if self.running and self.memory.available < growth + self._growth(request):
@@ -249,10 +258,8 @@ class Scheduler:
                 break
             growth += self._growth(request)
             self.waiting.remove(request)
-            for other in self.waiting:  # in order of arrival, so few stand before a chosen one
-                if other.arrival > request.arrival:
-                    break
-                other.overtaken += 1
+            if self._overtake(request):
+                queue.sort(key=self._urgent_first)
             request.state = State.RUNNING
             self.running.append(request)
             request.count(0, match.length, cached=True)
@@ -261,7 +268,18 @@ class Scheduler:
             before = len(request.table)
             budget -= self._add_chunk(request, step, budget, may_retract=False)
             growth -= len(request.table) - before
-        self.running.sort(key=lambda r: r.arrival)
+        self.running.sort(key=_rank)
+
+    def _overtake(self, request: Request) -> bool:
+        """Count an admission with all that it overtakes; whether one of them is urgent now."""
+        overtaken = self.waiting[: bisect_left(self.waiting, request.rank, key=_rank)]
+        for other in overtaken:
+            other.overtaken += 1
+        return any(other.overtaken == self.max_overtaken for other in overtaken)
+
+    def _urgent_first(self, request: Request) -> tuple[int, ...]:
+        """The key by which urgent requests come first, by rank; the order of others stays."""
+        return (0, *request.rank) if request.overtaken >= self.max_overtaken else (1,)
 
     def _growth(self, request: Request) -> int:
         """Slots that a request will ask for before long: the rest of its prompt and a while of
@@ -286,13 +304,6 @@ class Scheduler:
             )
         )
 
-    def _longest_prefix_first(self) -> list[Request]:
-        urgent = [r for r in self.waiting if r.overtaken >= MAX_OVERTAKEN]
-        rest = [r for r in self.waiting if r.overtaken < MAX_OVERTAKEN]
-        window = rest[:ORDERED_WINDOW]
-        if len(window) > 1:
-            for request in window:
-                key = RadixKey(request.tokens.view(request.known_end), request.namespace)
-                request.matched = self.memory.cache.peek(key).length
-            window.sort(key=lambda r: -(r.matched + AGING_TOKENS * r.overtaken))
-        return urgent + window + rest[ORDERED_WINDOW:]
+
+def _rank(request: Request) -> tuple[int, int]:
+    return request.rank

@@ -14,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stemma.backend.local.waiting_order import WAITING_ORDERS
 from stemma.lang.errors import Cancelled, StemmaError
 from stemma.lang.sampling import SamplingParams
 from tests.backend.stepped_for_tests import Stepped
@@ -101,7 +102,7 @@ any_setting = st.builds(
     max_running=st.integers(1, 6),
     spare_rows=st.sampled_from([0, 1, 7, 60]),
     spare_pages=st.integers(0, 12),
-    policy=st.sampled_from(["lpm", "fcfs"]),
+    policy=st.sampled_from(list(WAITING_ORDERS)),
     prefix_cache=st.sampled_from([True, True, True, False]),
     failing_step=st.one_of(st.none(), st.none(), st.integers(0, 15)),
 )

@@ -119,6 +119,12 @@ class RadixCache:
         path, length = self._tree.descend(key, self._tree.floor(len(key)))
         return Peek(length, _computed(path))
 
+    def path(self, key: RadixKey) -> list[RadixNode]:
+        """The nodes of the longest cached prefix of `key`, from the root down, the last of them
+        perhaps in part; leaves no trace.
+        """
+        return [node for node, _ in self._tree.descend(key, self._tree.floor(len(key)))[0]]
+
     def insert(
         self,
         key: RadixKey,
