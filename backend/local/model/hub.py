@@ -14,7 +14,6 @@ from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
     LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
     RepositoryNotFoundError,
 )
 
@@ -35,6 +34,9 @@ NEEDED = (
     "chat_template.json",
 )
 
+REACH_S = 5.0
+"""How long the hub may take to answer at all."""
+
 
 def download(repo_id: str) -> Path:
     """The local folder of a hub model, fetched if it is not there yet.
@@ -47,6 +49,7 @@ def download(repo_id: str) -> Path:
     try:
         if (folder := find_cached(repo_id)) is not None:
             return folder
+        check_reachable(repo_id)
         config = huggingface_hub.hf_hub_download(repo_id, "config.json")
         read_config(Path(config).parent)
         return Path(huggingface_hub.snapshot_download(repo_id, allow_patterns=list(NEEDED)))
@@ -58,8 +61,11 @@ def download(repo_id: str) -> Path:
         problem += "log in with `hf auth login`"
     except RepositoryNotFoundError as error:
         reason, problem = error, "the hub knows no model of that name (or you may not see it)"
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        reason, problem = error, "it is not in the local cache and the hub cannot be reached"
+    except (ConnectionError, LocalEntryNotFoundError) as error:  # also that it must not be
+        reason = error
+        why = error.__cause__ or error
+        problem = f"it is not in the local cache and the hub cannot be reached ({why}); connect "
+        problem += "to the network, or give a model folder or a GGUF file that is on this machine"
     except EntryNotFoundError as error:
         reason, problem = error, "it has no config.json"
     except HFValidationError as error:
@@ -69,6 +75,22 @@ def download(repo_id: str) -> Path:
     except OSError as error:
         reason, problem = error, f"its files cannot be stored: {error}"
     raise ModelLoadError(f"cannot fetch {repo_id}: {problem}") from reason
+
+
+def check_reachable(repo_id: str) -> None:
+    """Raise ConnectionError if the hub does not answer. The downloads would try for half a minute.
+
+    Whatever it answers is left to them, since they ask again where that is worth it.
+    """
+    url = huggingface_hub.hf_hub_url(repo_id, "config.json")
+    try:
+        huggingface_hub.get_hf_file_metadata(url, timeout=REACH_S)
+    except (HfHubHTTPError, HFValidationError):
+        return
+    except ConnectionError:  # the hub library was told to stay offline
+        raise
+    except Exception as error:  # of whichever HTTP library it has
+        raise ConnectionError(str(error)) from error
 
 
 def find_cached(repo_id: str) -> Path | None:

@@ -15,8 +15,10 @@ import pytest
 import torch
 from huggingface_hub.errors import (
     GatedRepoError,
+    HfHubHTTPError,
     HFValidationError,
     LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
     RepositoryNotFoundError,
 )
 from safetensors.torch import load_file, save_file
@@ -218,13 +220,19 @@ def test_loading_a_folder_imports_neither_transformers_nor_the_hub(tiny_folder: 
 
 
 class FakeHub:
-    """Stands in for huggingface_hub's two download functions, with one model and an empty cache."""
+    """Stands in for huggingface_hub's functions, with one model and an empty cache."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.error: Exception | None = None
+        self.no_connection: Exception | None = None
         self.cached = False
         self.calls: list[str] = []
+
+    def get_hf_file_metadata(self, url: str, *, timeout: float) -> None:
+        assert url.endswith("/resolve/main/config.json")
+        if self.no_connection is not None:
+            raise self.no_connection
 
     def hf_hub_download(self, repo_id: str, filename: str) -> str:
         self.calls.append(filename)
@@ -246,6 +254,7 @@ class FakeHub:
 @pytest.fixture
 def hub(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     fake = FakeHub(tiny_folder)
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", fake.get_hf_file_metadata)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fake.hf_hub_download)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fake.snapshot_download)
     return fake
@@ -302,3 +311,38 @@ def test_each_failure_of_the_hub_says_what_to_do(hub: FakeHub, error: Exception,
     with pytest.raises(ModelLoadError, match=f"cannot fetch someone/model: .*{said}") as raised:
         load("someone/model")
     assert raised.value.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("no route"), RuntimeError("no route"), OfflineModeIsEnabled("no route")]
+)
+def test_a_hub_that_does_not_answer_is_asked_for_no_file(hub: FakeHub, error: Exception) -> None:
+    hub.no_connection = error
+    with pytest.raises(ModelLoadError, match=r"cannot be reached \(no route\); .*a GGUF file"):
+        load("someone/model")
+    assert hub.calls == []
+
+
+def test_what_the_hub_answers_is_left_to_the_download(hub: FakeHub) -> None:
+    hub.no_connection = hub_answers(HfHubHTTPError)
+    assert load("someone/tiny-llama").folder == hub.folder
+
+
+def test_without_a_network_the_error_comes_within_seconds() -> None:
+    code = """
+import time
+from stemma.backend.local.model.hub import download
+from stemma.lang.errors import ModelLoadError
+started = time.perf_counter()
+try:
+    download("someone/model-that-is-not-there")
+except ModelLoadError as error:
+    print(time.perf_counter() - started, error)
+"""
+    # Nobody listens on this port: the connection is refused.
+    offline = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=offline)
+    seconds, _, told = ran.stdout.partition(" ")
+    assert "the hub cannot be reached" in told
+    assert float(seconds) < 10  # with its retries the hub's library takes 23 s
+    assert ran.stderr == ""
