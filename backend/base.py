@@ -212,6 +212,25 @@ class Branch(ABC):
         Raises ContextOverflow, OutOfCacheMemory, UnsupportedByBackend, BackendClosed at once.
         """
 
+    def sample(self, draws: Sequence[SamplingParams], *, heal: bool = True) -> list[Generation]:
+        """`generate` once for each of `draws`, all from here; the branch goes on with the first.
+
+        Raises as `generate`. A backend that computes them together overrides this.
+        """
+        spare = self.fork(len(draws) - 1)
+        try:
+            handles = [
+                branch.generate(params, heal=heal)
+                for branch, params in zip((self, *spare), draws, strict=True)
+            ]
+        except BaseException:
+            for branch in spare:
+                branch.close()
+            raise
+        for branch, handle in zip(spare, handles[1:], strict=True):
+            handle.add_done_callback(lambda _, done=branch: done.close())
+        return handles
+
     @abstractmethod
     def score(
         self, choices: Sequence[str], *, unconditional: bool = False

@@ -260,10 +260,10 @@ class Executor:
         self._listeners.tell_text(piece.text)
 
     def _fork(self, branch: Branch, children: tuple[Executor, ...]) -> None:
-        branches, fork = branch.fork(len(children)), len(self.run.record)
-        for child, split in zip(children, branches, strict=True):
-            transcript = Transcript(child.label, self.transcript, fork)
-            self.run.record.append(transcript)
+        number = next(self.run.fork_numbers)
+        for child, split in zip(children, branch.fork(len(children)), strict=True):
+            transcript = Transcript(child.label, self.transcript, number)
+            self.run.keep(transcript)
             # By way of the queue: a chain of thousands of forks must not become a deep stack.
             self.run.dispatcher.call(_later(child.start, split, transcript))
         if self._listeners:
@@ -281,19 +281,13 @@ class Executor:
         if operation.reasoning is not None:
             flight.marks = operation.marks or self.run.backend.reasoning_marks
             flight.inside = is_open(self.transcript.since_message(), flight.marks)
-        if params.n > 1:
-            flight.spare = branch.fork(params.n - 1)
         if self._listeners:
             for name in (operation.reasoning, operation.name):
                 if name is not None:
                     self._listeners.tell(VariableStarted(self.label, name))
-        try:
-            for i, sample in enumerate((branch, *flight.spare)):
-                drawn = seed if i == 0 else derive_seed(seed, i)
-                handle = sample.generate(params.one_draw(drawn), heal=operation.heal)
-                flight.handles.append(handle)
-        except BaseException as error:
-            flight.error = error
+        seeds = (seed, *(derive_seed(seed, i) for i in range(1, params.n)))
+        draws = [params.one_draw(seed) for seed in seeds]
+        flight.handles += branch.sample(draws, heal=operation.heal)
         self._listeners.follow(flight)
         self._fly(flight)
 
@@ -308,8 +302,6 @@ class Executor:
 
     def _land(self, flight: Flight) -> None:
         """The backend is through with an operation."""
-        for branch in flight.spare:
-            self._close(branch)
         if self.error is not None:  # stopped meanwhile
             return
         operation = flight.operation

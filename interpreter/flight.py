@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from stemma.backend.base import Branch, Generation, Pending
+from stemma.backend.base import Generation, Pending
 from stemma.interpreter.events import Event, Feed, TextAdded
 from stemma.interpreter.variable import Variable
 from stemma.lang.ops import Gen, Score, Select
@@ -54,9 +54,6 @@ class Flight:
     operation: Gen | Select | Score
     variable: Variable | None
     handles: list[Pending[Any]] = field(default_factory=list)
-    spare: list[Branch] = field(
-        default_factory=list
-    )  # of the samples that the branch does not go on with
     relays: list[Relay] = field(default_factory=list)
     error: BaseException | None = None
     marks: Marks | None = None

@@ -7,6 +7,7 @@ failed, and whether somebody was told.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 # How long a cancelled run waits for the backend to let go of its work before it goes on without.
 SETTLE_S = 10.0
 
+# Of how many branches a run keeps the texts, once nothing else does: more than anybody looks at.
+RECORDED_BRANCHES = 10_000
+
 
 class Run:
     """What all branches of a run share.
@@ -37,7 +41,8 @@ class Run:
     background: id of the thread that runs the body of a streamed run: all others wait for it.
     finished: resolved when the run has ended, well or not.
     stopped: why the run was cancelled. failure: what its end has raised.
-    record: the texts of all branches that were forked, also of those that nothing holds any more.
+    record: the texts of the branches that were forked, also of those that nothing holds any more;
+        of very many the latest, for a run may go on for days. fork_numbers: one for each fork.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class Run:
         self.executors: dict[Executor, None] = {}
         self.usages: list[Usage] = []
         self.record: list[Transcript] = []
+        self.fork_numbers = itertools.count()
         self._failures: list[tuple[BaseException, bool]] = []
         self._seen: dict[int, BaseException] = {}  # by id; held, so that an id stays one error's
         self._timer: Timer | None = None
@@ -93,6 +99,12 @@ class Run:
 
     def was_seen(self, error: BaseException) -> bool:
         return id(error) in self._seen
+
+    def keep(self, transcript: Transcript) -> None:
+        """Dispatcher only: the text of a branch that was forked."""
+        self.record.append(transcript)
+        if len(self.record) > RECORDED_BRANCHES:
+            del self.record[: RECORDED_BRANCHES // 2]
 
     # Ending
 

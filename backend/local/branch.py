@@ -75,16 +75,42 @@ class LocalBranch(Branch):
     # -- generating
 
     def generate(self, params: SamplingParams, *, heal: bool = True) -> Generation:
+        return self.sample([params], heal=heal)[0]
+
+    def sample(self, draws: Sequence[SamplingParams], *, heal: bool = True) -> list[Generation]:
+        """See `Branch`. Handed in together, so that they compute the prompt once, in one step."""
         self._must_be_free()
+        prompt = self._ids + self._backend.with_bos(self._literal, open_end=heal)
+        candidates = self._heal_candidates(prompt) if heal else None
+        generations = [Generation() for _ in draws]
+        self._submit(
+            [
+                self._drawing(prompt, params, candidates, generation, goes_on=i == 0)
+                for i, (params, generation) in enumerate(zip(draws, generations, strict=True))
+            ]
+        )
+        return generations
+
+    def _drawing(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        candidates: npt.NDArray[np.int32] | None,
+        generation: Generation,
+        *,
+        goes_on: bool,
+    ) -> Request:
+        """One draw after the prompt; goes_on: the branch takes its output."""
         if params.n != 1:
             raise InvalidArgument(f"n={params.n}: a branch draws one sample; fork it for more")
         backend = self._backend
-        prompt = self._ids + self._backend.with_bos(self._literal, open_end=heal)
-        generation = Generation()
 
         def finish(request: Request) -> None:
-            self._take_output(request, prompt)
-            self._running, generation.on_cancel = [], None  # no circle outlives the request
+            if goes_on:
+                self._take_output(request, prompt)
+            # No circle outlives the request.
+            self._running = [other for other in self._running if other is not request]
+            generation.on_cancel = None
             generation.finish(request.completion())
 
         request = backend.make_request(
@@ -97,12 +123,11 @@ class LocalBranch(Branch):
             on_error=generation.fail,
             on_text=generation.push,
             seed=backend.seed_of(params),
-            heal=self._heal_candidates(prompt) if heal else None,
+            heal=candidates,
         )
         request.own_start = len(prompt)
         generation.on_cancel = lambda: backend.engine.cancel([request])
-        self._submit([request])
-        return generation
+        return request
 
     def _heal_candidates(self, prompt: list[int]) -> npt.NDArray[np.int32] | None:
         """The ids that may stand in place of the prompt's last token: those that begin with its

@@ -274,3 +274,17 @@ def test_deep_and_many_forks_are_counted_not_drawn() -> None:
     assert "… 20 more" in str(picture)
     assert "… 20 more" in picture._repr_html_()
     assert len(str(picture).splitlines()) < 150
+
+
+def test_of_very_many_branches_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        for _ in range(50):
+            s.copy().append("x")
+
+    monkeypatch.setattr("stemma.interpreter.run.RECORDED_BRANCHES", 10)
+    state = program.run(backend=MockBackend())
+    assert len(state._run.record) <= 10
+    shown = str(state.picture(children=True))
+    assert "program/50:0" in shown
+    assert "program/2:0" not in shown
