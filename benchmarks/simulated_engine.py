@@ -1,0 +1,166 @@
+"""The real scheduler, memory and radix tree under a model that takes no time: requests write what
+they are told to, and a step takes simulated seconds by how many rows it computes.
+
+Used by `scheduling.py` and by the tests of the scheduler.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from cache_traces import Ids
+
+from stemma.backend.base import Namespace
+from stemma.backend.local.cache.eviction import POLICIES
+from stemma.backend.local.cache.kv_pool import PageAllocator
+from stemma.backend.local.cache.radix_cache import RadixCache
+from stemma.backend.local.cache.radix_key import RadixKey
+from stemma.backend.local.cache.radix_tree import RadixTree
+from stemma.backend.local.memory import RequestMemory
+from stemma.backend.local.request import Ints, Request
+from stemma.backend.local.scheduler import Scheduler, Step
+from stemma.backend.local.waiting_order import MAX_OVERTAKEN, WaitingOrder
+from stemma.lang.sampling import SamplingParams
+
+HOME = Namespace()
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request and the ids it is going to write. The times are simulated seconds."""
+
+    request: Request
+    output: list[int]
+    done: bool = False
+
+    @property
+    def first_token_s(self) -> float:
+        """From submission to the first token."""
+        assert self.request.first_token_at is not None
+        return self.request.first_token_at - self.request.submitted_at
+
+
+class SimulatedEngine:
+    """One pool, one scheduler, a clock. A step takes step_s + row_s * rows seconds.
+
+    jobs: all that were submitted. rows: how many were computed. admitted: the requests in the order
+    in which they were admitted, each admission.
+    """
+
+    def __init__(
+        self,
+        pool_tokens: int,
+        *,
+        policy: str | WaitingOrder = "lpm",
+        eviction: str = "program-aware",
+        page_size: int = 1,
+        max_running: int = 64,
+        max_step_tokens: int = 2048,
+        max_overtaken: int = MAX_OVERTAKEN,
+        step_s: float = 0.008,
+        row_s: float = 0.00033,
+    ) -> None:
+        allocator = PageAllocator(pool_tokens, page_size)
+        cache = RadixCache(allocator, eviction=POLICIES[eviction]())
+        self.memory = RequestMemory(allocator, cache)
+        self.scheduler = Scheduler(
+            self.memory,
+            policy=policy,
+            max_running=max_running,
+            max_step_tokens=max_step_tokens,
+            max_overtaken=max_overtaken,
+        )
+        self.step_s, self.row_s = step_s, row_s
+        self.now = 0.0
+        self.rows = 0
+        self.jobs: list[Job] = []
+        self.admitted: list[Request] = []
+        self._jobs: dict[int, Job] = {}
+        self._running: set[int] = set()
+
+    def submit(self, prompt: Ids, output: Ids, *, priority: int = 0) -> Job:
+        def refuse(error: BaseException) -> None:
+            raise error
+
+        request = Request(
+            tokens=Ints(prompt),
+            namespace=HOME,
+            params=SamplingParams(max_tokens=max(1, len(output))),
+            on_finish=lambda _: None,
+            on_error=refuse,
+            max_tokens=max(1, len(output)),
+            priority=priority,
+            submitted_at=self.now,
+        )
+        job = Job(request, output.tolist() or [0])
+        self.jobs.append(job)
+        self._jobs[id(request)] = job
+        self.scheduler.submit(request)
+        return job
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def step(self) -> Step | None:
+        """One step: what the engine does, without the model."""
+        step = self.scheduler.schedule()
+        running = {request.arrival for request in self.scheduler.running}
+        self.admitted += [r for r in self.scheduler.running if r.arrival not in self._running]
+        self._running = running
+        if step is None:
+            return None
+        filled = [entry.table[entry.computed :] for entry in step.entries]
+        rows = len(np.unique(np.concatenate(filled)))
+        self.rows += rows
+        self.now += self.step_s + self.row_s * rows
+        self.scheduler.commit(step)
+        for request in step.requests:
+            if request.scheduled_end == request.known_end:
+                self._draw(request)
+        return step
+
+    def _draw(self, request: Request) -> None:
+        job = self._jobs[id(request)]
+        if request.first_token_at is None:
+            request.first_token_at = self.now
+        token = job.output[len(request.output_ids)]
+        request.tokens.extend([token])
+        request.output_ids.append(token)
+        if request.remaining_output <= 0:
+            self.scheduler.finish(request)
+            self._running.discard(request.arrival)
+            job.done = True
+
+    def run(self) -> None:
+        """Steps until nothing is left to do."""
+        while self.has_work:
+            self.step()
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the prompt tokens that came from the cache."""
+        return sum(j.request.cached_tokens for j in self.jobs) / sum(
+            j.request.prompt_length for j in self.jobs
+        )
+
+
+def best_hit_rate(prompts: list[Ids]) -> float:
+    """The most that any order can hit: 1 - sum(max(1, new)) / sum(prompt tokens), where the new
+    tokens of a prompt are those that no prompt before it begins with, and one is always computed.
+    """
+    tree = RadixTree(1)
+    computed = 0
+    for prompt in sorted(prompts, key=len):  # a prompt comes before those it is the beginning of
+        key = RadixKey(prompt, HOME)
+        path, length = tree.descend(key, len(key))
+        computed += max(1, len(key) - length)
+        node, agrees = path[-1] if path else (tree.root, 0)
+        if agrees < len(node):
+            node = tree.split(node, agrees)
+        if length < len(key):
+            tree.add(node, key, prompt, length)
+    return 1 - computed / sum(map(len, prompts))
+
+
