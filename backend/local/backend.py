@@ -41,6 +41,7 @@ from stemma.backend.local.request import CacheUse, Ints, Request
 from stemma.backend.local.scheduler import Scheduler
 from stemma.backend.local.sizing import choose_device, choose_dtype, make_pool
 from stemma.backend.local.tokenizer import Tokenizer
+from stemma.backend.local.waiting_order import depth_first
 from stemma.lang.errors import (
     ContextOverflow,
     InvalidArgument,
@@ -191,9 +192,10 @@ class LocalBackend(Backend):
         prompts: texts (control tokens in them are plain text) or lists of token ids. Never heals:
         ids go in as they are. prompt_logprobs: also report the log-probability of every prompt
         token from the second on. cache, priority: see `open`.
-        All requests are handed to the engine together. If one fails, the others are stopped and its
-        error is raised; so is KeyboardInterrupt. With `params.seed` the samples of every prompt
-        have the same seeds.
+        All requests are handed to the engine together, in depth-first order of the tree of their
+        prompts, which hits the cache as often as any order can. If one fails, the others are
+        stopped and its error is raised; so is KeyboardInterrupt. With `params.seed` the samples of
+        every prompt have the same seeds.
         """
         params = params or SamplingParams()
         self.engine.check_may_wait()
@@ -220,7 +222,7 @@ class LocalBackend(Backend):
                         on_error=handle.fail,
                     )
                 )
-        self.submit(requests)
+        self.submit(depth_first(requests))
         try:
             return [handle.result() for handle in handles]
         except BaseException:
@@ -295,11 +297,17 @@ class LocalBackend(Backend):
         if not ids:
             raise InvalidArgument("the prompt has no tokens: there is nothing to continue")
         biased = [i for i, _ in params.logit_bias]
-        beyond = [i for i in (*ids, *biased) if not 0 <= i < self.config.vocab_size]
-        if beyond:
-            raise InvalidArgument(
-                f"token id {beyond[0]}: the model's vocabulary ends at {self.config.vocab_size}"
-            )
+        size = self.config.vocab_size
+        for what, found in (
+            ("the prompt", ids),
+            ("logit_bias", biased),
+            ("stop_token_ids", params.stop_token_ids),
+        ):
+            if beyond := [i for i in found if not 0 <= i < size]:
+                raise InvalidArgument(
+                    f"token id {beyond[0]} of {what}: the vocabulary of {self.model_name} has "
+                    f"{size} tokens, 0 to {size - 1}"
+                )
         max_tokens = self._output_room(len(ids), params)
         samples = max_tokens > 0
         return Request(

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
@@ -26,11 +26,11 @@ from stemma.backend.base import TokenLogprob
 from stemma.backend.local.attention.torch_attention import TorchAttention
 from stemma.backend.local.batch import Batch, build_batch
 from stemma.backend.local.logit_rules import Draw
-from stemma.backend.local.metrics import Counters, Stats
+from stemma.backend.local.metrics import Counters, Stats, Stopwatch
 from stemma.backend.local.model.decoder import Decoder
 from stemma.backend.local.request import Request, State
 from stemma.backend.local.sampler import Sampled, SamplerError, sample, token_logprobs
-from stemma.backend.local.scheduler import Scheduler, Step
+from stemma.backend.local.scheduler import Scheduler, Step, StepFailed
 from stemma.lang.errors import BackendClosed, Cancelled, EngineInvariantError, StemmaError
 
 T = TypeVar("T")
@@ -105,6 +105,7 @@ class Engine:
         self.device = device
         self.end_ids = end_ids
         self.counters = Counters()
+        self.stepping, self.scheduling, self.forwarding = Stopwatch(), Stopwatch(), Stopwatch()
         self.check_every_step = check_every_step
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._closing = False
@@ -238,33 +239,45 @@ class Engine:
 
     def step(self) -> None:
         """One forward pass and what follows from it."""
-        step = self.scheduler.schedule()
+        with self.stepping:
+            self._step()
+        if self.check_every_step:
+            self.check()
+
+    def _step(self) -> None:
+        try:
+            with self.scheduling:
+                step = self.scheduler.schedule()
+        except StepFailed as failed:
+            self._undo(failed.step, {failed.request: failed.__cause__ or failed})
+            return
         if step is None:
             return
         try:
-            batch = build_batch(step.entries)
-            hidden = self._forward(batch)
-            scored = self._score_known_tokens(step, batch, hidden)
-            drawn = self._draw(step, batch, hidden)
+            with self.forwarding:
+                batch = build_batch(step.entries)
+                hidden = self._forward(batch)
+                scored = self._score_known_tokens(step, batch, hidden)
+                drawn = self._draw(step, batch, hidden)
         except _BadRows as bad:
             self._undo(step, bad.errors)
             return
         except Exception as error:
             self._undo(step, {request: _own_copy(error) for request in step.requests})
             return
-        self.scheduler.commit(step)
+        with self.scheduling:
+            self.scheduler.commit(step)
         self.counters.steps += 1
         self.counters.computed_tokens += len(batch.token_ids)
         for request, logprobs in zip(step.requests, scored, strict=True):
             self._accept_scored(request, logprobs)
         for request, samples in drawn:
             self._accept_samples(request, samples)
-        if self.check_every_step:
-            self.check()
 
     def _undo(self, step: Step, errors: Mapping[Request, BaseException]) -> None:
         """Nothing of the step stays; the requests at fault fail, the others are queued again."""
-        self.scheduler.rollback(step, failed=errors.keys())
+        with self.scheduling:
+            self.scheduler.rollback(step, failed=errors.keys())
         for request, error in errors.items():
             self._count(request)
             request.on_error(error)
@@ -380,7 +393,8 @@ class Engine:
             if redone.token_id == literal:
                 self._append(request, following)
                 return
-            self.scheduler.memory.truncate(request, last)
+            with self.scheduling:
+                self.scheduler.memory.truncate(request, last)
             request.tokens.truncate(last)
             request.healed = True
             request.text_out.stand_for(literal)
@@ -427,7 +441,8 @@ class Engine:
             self._stream(request)
             if request.state is State.FINISHED:  # its listener failed
                 return
-        self.scheduler.finish(request)
+        with self.scheduling:
+            self.scheduler.finish(request)
         self._count(request)
         request.on_finish(request)
 
@@ -438,16 +453,19 @@ class Engine:
 
     def _count(self, request: Request) -> None:
         self.counters.finished += 1
-        self.counters.prompt_tokens += request.cached_tokens + request.computed_tokens
-        self.counters.cached_tokens += request.cached_tokens
-        self.counters.alignment_lost_tokens += request.unaligned_tokens or 0
+        self.counters.add(request)
 
     def stats(self) -> Stats:
         """Counters and sizes as they are now; on the engine's thread."""
-        memory, counters = self.scheduler.memory, self.counters
+        memory, counters = self.scheduler.memory, replace(self.counters)
         memory.pins.expire()
+        for request in (*self.scheduler.running, *self.scheduler.waiting):
+            counters.add(request)
         return Stats(
             **asdict(counters),
+            step_seconds=self.stepping.seconds,
+            scheduling_seconds=self.scheduling.seconds,
+            forward_seconds=self.forwarding.seconds,
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
             retractions=self.scheduler.retractions,

@@ -139,3 +139,14 @@ WAITING_ORDERS: dict[str, WaitingOrder] = {
     )
 }
 """All orders by name."""
+
+
+def depth_first(requests: Sequence[Request]) -> list[Request]:
+    """The requests in depth-first order of the tree of their prompts; equal prompts as given.
+
+    For requests that are all there from the beginning: with an LRU cache that holds the longest of
+    them, every shared prefix is computed once, so no order hits more. Source: Zheng et al. 2024,
+    theorem 3.1. Prompts sorted by their ids, token by token, are such an order. Cost: n log n
+    comparisons of common prefixes.
+    """
+    return sorted(requests, key=lambda r: r.tokens.view(r.prompt_length).astype(">i4").tobytes())
