@@ -228,7 +228,7 @@ class Branch(ABC):
                 branch.close()
             raise
         for branch, handle in zip(spare, handles[1:], strict=True):
-            handle.add_done_callback(lambda _, done=branch: done.close())
+            handle.add_done_callback(_closing(branch))
         return handles
 
     @abstractmethod
@@ -259,6 +259,10 @@ class Branch(ABC):
         """Give up the branch: cancels what runs on it, releases what it holds. May be called
         twice.
         """
+
+
+def _closing(branch: Branch) -> Callable[[Future[Completion]], None]:
+    return lambda _: branch.close()
 
 
 class Backend(ABC):

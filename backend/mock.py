@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import re
 import threading
 import time
@@ -33,7 +34,15 @@ from stemma.backend.base import (
     Usage,
 )
 from stemma.backend.chat import ChatFormat
-from stemma.lang.errors import BackendClosed, Cancelled, InvalidArgument, StemmaError
+from stemma.backend.local.stops import StopWatch
+from stemma.lang.errors import (
+    BackendClosed,
+    Cancelled,
+    InvalidArgument,
+    StemmaError,
+    UnsupportedByBackend,
+)
+from stemma.lang.expressions import compile_stop_regex
 from stemma.lang.sampling import DEFAULT_MAX_TOKENS, SamplingParams
 
 _WORD = re.compile(r"\s*\S+|\s+")
@@ -75,12 +84,15 @@ class MockBackend(Backend):
     r"""Plays a script.
 
     replies: what generations write, in the order in which they are asked for (an exception fails
-        that one); or a function of the text so far and the params. Stop strings and `max_tokens`
-        apply to what is written.
+        that one); or a function of the text so far and the params. Stop strings, `stop_regex` and
+        `max_tokens` cut what is written, `min_tokens` keeps stops out of its first words; a script
+        may end sooner. What weighs tokens against each other is noted in `calls` and changes
+        nothing. `stop_token_ids`, `logit_bias` and `top_logprobs` are refused: a script has no ids.
     scores: a function of the text so far and a choice, giving the log-probability of each of the
         choice's words; without one every word has -1.
     delay: seconds from request to answer.
-    pieces: how many pieces a reply comes in, spread over the delay.
+    pieces: how many pieces of like length a reply comes in, for a program that streams; spread over
+        the delay, without one all at once.
     fail: the n-th request, counted from 1 -> the error to fail it with.
     chat: how messages are written; ChatML unless given, None for a model without a chat format.
     controls: the control texts that were appended, in order.
@@ -101,6 +113,10 @@ class MockBackend(Backend):
         fail: Mapping[int, BaseException] | None = None,
         chat: ChatFormat | None = CHATML,
     ) -> None:
+        if type(pieces) is not int or pieces < 1:
+            raise InvalidArgument(f"pieces={pieces!r}: must be an integer of at least 1")
+        if not 0 <= delay < math.inf:
+            raise InvalidArgument(f"delay={delay!r}: must be at least 0 seconds")
         self.chat = chat if chat is not None else ChatFormat.absent()
         self.model_name = "mock"
         self.delay = delay
@@ -215,6 +231,7 @@ class MockBranch(Branch):
     def generate(self, params: SamplingParams, *, heal: bool = True) -> Generation:
         if params.n != 1:
             raise InvalidArgument(f"n={params.n}: a branch draws one sample")
+        _refuse_what_needs_ids(params)
         backend, prompt = self._backend, self._text
         written: list[str] = []
 
@@ -255,7 +272,7 @@ class MockBranch(Branch):
         return completion.text, completion
 
     def _completion(self, prompt: str, reply: str, params: SamplingParams) -> Completion:
-        """What is left of a reply after stop strings and `max_tokens`."""
+        """What is left of a reply after its stop and `max_tokens`."""
         finish_reason: FinishReason = "stop"
         text, matched = _cut_at_stop(reply, params)
         words = _WORD.findall(text)
@@ -367,13 +384,27 @@ def _all_alike(prompt: str, choice: str) -> list[float]:
     return [-1.0] * len(_WORD.findall(choice))
 
 
+def _refuse_what_needs_ids(params: SamplingParams) -> None:
+    for name, instead in (
+        ("stop_token_ids", "write the reply as it ends, or give stop strings"),
+        ("logit_bias", "write the reply as the bias makes it"),
+        ("top_logprobs", "a script knows no other tokens"),
+    ):
+        if value := getattr(params, name):
+            raise UnsupportedByBackend(f"{name}={value!r} on a MockBackend: {instead}")
+
+
 def _cut_at_stop(text: str, params: SamplingParams) -> tuple[str, str | None]:
-    """The text up to the earliest stop string, and that string."""
-    found = [(text.index(stop), stop) for stop in params.stop if stop in text]
-    if not found:
+    """The text up to its stop, found as the engine finds it, and what that matched."""
+    expression = None if params.stop_regex is None else compile_stop_regex(params.stop_regex)
+    watch = StopWatch(params.stop, expression)
+    guarded = "".join(_WORD.findall(text)[: params.min_tokens])
+    if guarded:
+        watch.pass_over(guarded)
+    match = watch.feed(text[len(guarded) :])
+    if match is None:
         return text, None
-    at, stop = min(found)
-    return text[: at + len(stop)] if params.include_stop else text[:at], stop
+    return text[: match.end if params.include_stop else match.start], match.text
 
 
 def _split(text: str, pieces: int) -> list[str]:

@@ -6,6 +6,7 @@ Used by `Program.run_batch`. A thread per item at work, because a plain body blo
 from __future__ import annotations
 
 import contextvars
+import reprlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import nullcontext
@@ -23,6 +24,11 @@ Prepare = Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[Run, Callable[[],
 
 # Threads that mostly wait; enough to fill the engine's steps.
 AUTO_THREADS = 64
+
+# How an error names its item.
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+_SHORT.maxdict = 8
 
 
 class Batch:
@@ -113,6 +119,7 @@ class Batch:
             try:
                 result: Result = self._run_item(index, item)
             except BaseException as error:
+                error.add_note(f"run_batch: item {index}, {_SHORT.repr(item)}")
                 result = error
                 if self._stop_at_error:
                     self._stop(error)

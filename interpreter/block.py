@@ -38,10 +38,22 @@ class Block:
 
 def check_begins(role: str, inside: str | None) -> None:
     if inside is not None:
-        raise InvalidArgument(f"a {role} message begins inside a {inside} message")
+        raise InvalidArgument(
+            f"{_a_message(role)} begins inside {_a_message(inside)}: messages do not nest; close "
+            f"it with st.{inside}_end() first, or at the end of its block"
+        )
 
 
 def check_ends(role: str, inside: str | None) -> None:
+    if inside is None:
+        raise InvalidArgument(
+            f"{_a_message(role)} ends outside of any message: open it with st.{role}_begin() first"
+        )
     if inside != role:
-        where = "outside of any message" if inside is None else f"inside a {inside} message"
-        raise InvalidArgument(f"a {role} message ends {where}")
+        raise InvalidArgument(
+            f"{_a_message(role)} ends inside {_a_message(inside)}: close it with st.{inside}_end()"
+        )
+
+
+def _a_message(role: str) -> str:
+    return f"{'an' if role[0] in 'aeiou' else 'a'} {role} message"

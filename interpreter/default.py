@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from stemma.backend.base import Backend
-from stemma.lang.errors import InvalidArgument
+from stemma.lang.errors import InvalidArgument, UnsupportedByBackend
 
 _backend: Backend | None = None
 _lock = threading.Lock()
@@ -31,10 +31,16 @@ def default_backend() -> Backend:
         return _backend
 
 
-def flush_cache(backend: Backend | None = None) -> int:
+def flush_cache(backend: Backend | None = None, empty_cache: bool | None = None) -> int:
     """Forget what a backend has cached and no running request uses; how many tokens.
 
     Without `backend` the default one; where no program has used it yet there is nothing to forget.
+    SGLang's `empty_cache` is refused.
     """
+    if empty_cache is not None:
+        raise UnsupportedByBackend(
+            f"flush_cache(empty_cache={empty_cache!r}): the pool of a LocalBackend is as large as "
+            "it was made; leave the argument out, or close the backend to free its memory"
+        )
     chosen = backend if backend is not None else _backend
     return 0 if chosen is None else chosen.flush_cache()

@@ -166,6 +166,8 @@ class Executor:
     def stop(self, error: BaseException, *, on_purpose: bool) -> None:
         """Fail all that is unfinished at once; come to rest when the backend has let go."""
         if self.error is None:
+            if (flight := self._flight) is not None:
+                annotate(error, flight.operation, self.label, flight.text_so_far())
             self._halt(error, on_purpose=on_purpose)
             self.advance()
 

@@ -49,14 +49,27 @@ class Forks(Sequence[ProgramState]):
     def __getitem__(self, key: str) -> list[Any]: ...
     def __getitem__(self, key: int | slice | str) -> ProgramState | list[ProgramState] | list[Any]:
         """A branch by index, several by slice; by name the values of a variable, waited for."""
-        if isinstance(key, str):
+        if not isinstance(key, str):
+            return self._states[key]
+        try:
             return [state[key] for state in self._states]
-        return self._states[key]
+        except UnknownVariable as error:
+            if key in self.labels:
+                error.args = (f"{error}; the branch labelled so is branches.branch({key!r})",)
+            raise
 
     def __setitem__(self, index: int, state: ProgramState) -> None:
         """For `forks[i] += ...`, which stores what it got."""
+        if isinstance(index, str):
+            raise InvalidArgument(
+                f"branches[{index!r}] = ...: each branch has variables of its own; set them by "
+                f"`for branch in branches: branch[{index!r}] = ...`"
+            )
         if self._states[index] is not state:
-            raise InvalidArgument("a branch of a fork can be appended to, not replaced")
+            raise InvalidArgument(
+                f"branches[{index!r}] = ...: a branch is appended to, as by branches[{index!r}] += "
+                "..., not replaced"
+            )
 
     def __iadd__(self, what: str | Expr | Sequence[Any] | Callable[[int], str | Expr]) -> Forks:
         """Append to every branch: the same, one each of a list, or what `what(index)` gives."""

@@ -7,8 +7,9 @@ to a parameter of that name.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from typing import Any, get_args
 
 from stemma.backend.base import Backend, CacheMode
@@ -76,6 +77,14 @@ _RENAMED = {
 }
 _SAMPLING = {field.name for field in fields(SamplingParams)} - {"seed"}
 
+# SGLang's arguments of `run` that nothing stands for, and what to do instead.
+_INSTEAD = {
+    "logprob_start_len": "s.score(text) has the log-probabilities of a text, "
+    "LocalBackend.generate(prompt_logprobs=True) those of a prompt",
+    "return_text_in_logprobs": "backend.decode([token_id]) is a token's text",
+    "use_thread": "no thread belongs to a branch, so there is none to leave out: drop the argument",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -92,9 +101,31 @@ def refuse_reserved(name: str, parameters: Sequence[str]) -> None:
     for parameter in parameters:
         if parameter in RUN_OPTIONS:
             raise InvalidArgument(
-                f"program {name}: parameter {parameter!r} has the name of a run option; "
-                f"these are {', '.join(RUN_OPTIONS)}"
+                f"program {name}: parameter {parameter!r} has the name of a run option: rename "
+                f"it, as to {'my_' + parameter!r}; the options are {', '.join(RUN_OPTIONS)}"
             )
+
+
+def _take_sampling(sampling: dict[str, Any], key: str, value: Any) -> None:
+    """Note a sampling argument by its name here. Raises InvalidArgument for one given twice."""
+    name = _RENAMED.get(key, key)
+    if value is None:
+        return
+    if name in sampling:
+        other = next(k for k, v in (*_RENAMED.items(), (name, name)) if v == name and k != key)
+        raise InvalidArgument(
+            f"{key}={value!r} and {other}={sampling[name]!r} are two names of one: give one"
+        )
+    sampling[name] = value
+
+
+def _with_near_misses(unknown: Sequence[str], own: Collection[str]) -> str:
+    """The arguments, each with the known one that it resembles."""
+    known = [*own, *RUN_OPTIONS, *sorted(_SAMPLING), *_RENAMED, "messages"]
+    near = [(key, get_close_matches(key, known, n=1)) for key in unknown]
+    return ", ".join(
+        repr(key) + (f" (did you mean {found[0]!r}?)" if found else "") for key, found in near
+    )
 
 
 def take_apart(
@@ -103,7 +134,8 @@ def take_apart(
     """Tell the arguments of a body, whose first parameter is the state, from the options of the
     run.
 
-    Raises TypeError naming every argument that is neither.
+    Raises TypeError naming every argument that is neither, UnsupportedByBackend for SGLang's that
+    have no meaning here.
     """
     parameters = list(signature.parameters.values())[1:]
     named = {p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
@@ -121,14 +153,16 @@ def take_apart(
         elif key == "messages":
             messages = conversation_of(value if value is not None else ())
         elif _RENAMED.get(key, key) in _SAMPLING:
-            if value is not None:
-                sampling[_RENAMED.get(key, key)] = value
+            _take_sampling(sampling, key, value)
+        elif key in _INSTEAD:
+            raise UnsupportedByBackend(f"{name}.run({key}={value!r}): {_INSTEAD[key]}")
         else:
             unknown.append(key)
     if unknown:
         raise TypeError(
-            f"{name}.run: unknown argument {', '.join(map(repr, unknown))}; the program takes "
-            f"{', '.join(p.name for p in parameters) or 'none'}, the run {', '.join(RUN_OPTIONS)}"
+            f"{name}.run: unknown argument {_with_near_misses(unknown, named)}; the program takes "
+            f"{', '.join(p.name for p in parameters) or 'none'}, the run {', '.join(RUN_OPTIONS)}, "
+            "and sampling settings"
         )
     try:
         signature.bind(None, *args, **own)

@@ -9,7 +9,7 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, overload
+from typing import Any, Literal, NoReturn, overload
 
 from stemma.interpreter.batch import Batch, BatchItem
 from stemma.interpreter.options import Call, refuse_reserved, take_apart
@@ -60,13 +60,17 @@ class Program:
     """A function that can be run on a backend. Made by `@function`."""
 
     def __init__(self, body: Callable[..., Any], bound: Mapping[str, Any] | None = None) -> None:
-        if not callable(body):
-            raise InvalidArgument(f"@function needs a function, not {type(body).__name__}")
+        if isinstance(body, type) or not callable(body):
+            what = f"the class {body.__name__}" if isinstance(body, type) else repr(body)
+            raise InvalidArgument(f"@function needs a function, as by `def`, not {what}")
         self.body = body
         self.name: str = getattr(body, "__name__", type(body).__name__)
         self.is_async = inspect.iscoroutinefunction(body)
         self._bound = dict(bound or {})
-        self._signature = inspect.signature(body)
+        try:
+            self._signature = inspect.signature(body)
+        except ValueError as error:  # of some functions that are not written in Python
+            raise InvalidArgument(f"@function: {error}; call it in a `def` of your own") from error
         parameters = list(self._signature.parameters.values())
         if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
             raise InvalidArgument(f"program {self.name}: needs a first parameter for the state")
@@ -97,6 +101,13 @@ class Program:
                 )
             return self.body(*args, **{**self._bound, **kwargs})
         return self.run(*args, **kwargs)
+
+    def cache(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """SGLang's way to have a prefix cached beforehand. Not there: nothing need be done."""
+        raise UnsupportedByBackend(
+            f"{self.name}.cache: the engine shares the prefixes of runs by itself; to keep one "
+            "while nobody uses it, backend.pin(text, ttl=seconds)"
+        )
 
     @property
     def bound(self) -> Mapping[str, Any]:

@@ -19,6 +19,7 @@ from stemma.interpreter.tasks import Tokens
 from stemma.interpreter.transcript import Message
 from stemma.interpreter.variable import Variable
 from stemma.lang.errors import InvalidArgument, UnknownVariable
+from stemma.lang.ops import Expr
 from stemma.lang.primitives import score as score_of
 
 if TYPE_CHECKING:
@@ -75,6 +76,11 @@ class BranchReader:
         return name in self._own or name in self._inherited
 
     def _define(self, name: str, value: Any) -> None:
+        if isinstance(value, Expr):
+            raise InvalidArgument(
+                f"s[{name!r}] = {type(value).__name__}: a variable is set to a value; an operation "
+                "that names the variable is appended, as in s += st.gen(name)"
+            )
         variable = Variable.of(value, raw=value if isinstance(value, str) else None)
         self._follow(name, variable, self._own)
 

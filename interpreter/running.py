@@ -152,6 +152,8 @@ def _raise_end(state: ProgramState, error: BaseException | None) -> None:
     run.finish(failure)
     if failure is None:
         return
+    if isinstance(failure, Timeout) and failure.site is None:
+        failure.add_note(f"no operation was under way: the time went by in the body of {run.name}")
     with suppress(AttributeError):  # an exception of somebody else's, with slots
         failure.state = state  # type: ignore[attr-defined]
     if error is failure:

@@ -67,6 +67,13 @@ class ProgramState(SglangNames):
         self.append(value)
         return self
 
+    def __add__(self, value: str | Expr) -> ProgramState:
+        """Refused: only `s += ...` appends."""
+        raise TypeError(
+            "a state is appended to in place: write `s += ...` instead of `s + ...`, or `t = "
+            "s.copy()` and `t += ...` for a text that goes another way"
+        )
+
     def append(self, value: str | Expr) -> None:
         """What `s += value` does.
 

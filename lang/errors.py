@@ -68,7 +68,8 @@ class Truncated(StemmaError):
 
 
 class ConstraintError(StemmaError):
-    """A regular expression, schema or grammar cannot be used; says where and what was expected."""
+    """A regular expression, schema or grammar proves to be unusable while it is used; says where
+    and what was expected."""
 
 
 class ContextOverflow(StemmaError):

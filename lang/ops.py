@@ -153,6 +153,11 @@ def operations(value: object) -> tuple[Operation, ...]:
         return (value,)
     if isinstance(value, Chain):
         return value.parts
+    if value is None:
+        raise TypeError(
+            "a program appends strings and operations, not None: s.user(...) and its like append "
+            "by themselves and return nothing; write them without `s +=`, or `s += st.user(...)`"
+        )
     raise TypeError(
         f"a program appends strings and operations, not {type(value).__name__}: "
         'write it into a string first, as in f"{value}"'

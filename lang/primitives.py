@@ -87,6 +87,10 @@ def gen(
     >>> s += st.assistant(st.gen("answer", reasoning="why"))  # doctest: +SKIP
     """
     _check_name("gen", name)
+    _refuse_both("gen", logprobs=logprobs, return_logprob=return_logprob)
+    _refuse_both("gen", top_logprobs=top_logprobs, top_logprobs_num=top_logprobs_num)
+    if not isinstance(heal, bool):
+        raise InvalidArgument(f"gen(heal={heal!r}): must be True or False")
     settings: dict[str, Any] = {
         "max_tokens": max_tokens,
         "min_tokens": min_tokens,
@@ -111,26 +115,34 @@ def gen(
     settings = {key: value for key, value in settings.items() if value is not None}
     if reasoning is None and reasoning_marks is not None:
         raise InvalidArgument("gen(reasoning_marks=...) needs reasoning=, a variable's name")
+    unbuilt = {
+        "regex": regex,
+        "json_schema": json_schema,
+        "grammar": grammar,
+        "dtype": None if dtype in (str, "str") else dtype,
+        "logprob_start_len": logprob_start_len,
+        "return_text_in_logprobs": return_text_in_logprobs,
+    }
     if choices is not None:
         temperature = settings.pop("temperature", 0.0)
+        settings |= {key: value for key, value in unbuilt.items() if value is not None}
+        if not heal:
+            settings["heal"] = heal
         if reasoning is not None:
             settings["reasoning"] = reasoning
         if settings:
+            said = ", ".join(f"{key}={value!r}" for key, value in settings.items())
             raise InvalidArgument(
-                f"gen(choices=...) draws nothing: {', '.join(settings)} has no meaning"
+                f"gen(choices=...) chooses and draws nothing, so {said} has no meaning: leave it "
+                "out, or write a gen without choices"
             )
         method = token_length_normalized if choices_method is None else choices_method
         return select(name, choices, temperature, method)
     if choices_method is not None:
         raise InvalidArgument("gen(choices_method=...) needs choices=[...]")
-    _refuse_unbuilt(
-        regex=regex,
-        json_schema=json_schema,
-        grammar=grammar,
-        dtype=None if dtype in (str, "str") else dtype,
-        logprob_start_len=logprob_start_len,
-        return_text_in_logprobs=return_text_in_logprobs,
-    )
+    for key, value in unbuilt.items():
+        if value is not None:
+            raise UnsupportedByBackend(f"gen({key}=...) is not built yet")
     params, given = _params(settings)
     if reasoning is None:
         return Gen(name, params, given, heal)
@@ -148,8 +160,11 @@ def gen_int(
     stop: str | Iterable[str] | None = None,
     **settings: Any,
 ) -> Gen | Select:
-    """`gen(..., dtype=int)`: the variable is an int."""
-    return gen(name, max_tokens, n=n, stop=stop, dtype=int, **settings)
+    """`gen(..., dtype=int)`: the variable is an int. Not built yet."""
+    raise UnsupportedByBackend(
+        f"gen_int({name!r}), that is gen(dtype=int), is not built yet: let st.gen write the digits "
+        "up to a stop, and read them by int(s[name])"
+    )
 
 
 def gen_string(
@@ -197,9 +212,19 @@ def select(
 
     >>> s += "Is water wet? " + st.select("answer", ["yes", "no"])  # doctest: +SKIP
     """
+    if isinstance(name, list | tuple):
+        raise InvalidArgument(
+            f"select({name!r}): the variable's name comes first, then the choices; without a name "
+            "write select(choices=[...])"
+        )
     _check_name("select", name)
-    if choices is None or isinstance(choices, str):
+    if not isinstance(choices, Iterable) or isinstance(choices, str):
         raise InvalidArgument(f"select(choices={choices!r}): must be a list of strings")
+    if isinstance(choices, set | frozenset):
+        raise InvalidArgument(
+            f"select(choices={choices!r}): a set has no order, so a tie could fall either way: "
+            "make a list of it, as by sorted(...)"
+        )
     texts = tuple(choices)
     if not texts:
         raise InvalidArgument("select(choices=[]): there is nothing to choose from")
@@ -234,6 +259,8 @@ def control(text: str) -> Text:
 
     In any other text the same characters stay characters.
     """
+    if not isinstance(text, str):
+        raise InvalidArgument(f"control({text!r}): must be a string that spells control tokens")
     return Text(text, control=True)
 
 
@@ -302,8 +329,9 @@ def _params(settings: dict[str, Any]) -> tuple[SamplingParams, frozenset[str]]:
     again: they are remembered, unless something among them may change.
     """
     for name in settings.keys() & {"stop", "stop_token_ids"}:
-        if not isinstance(settings[name], str):
-            settings[name] = tuple(settings[name])
+        value = settings[name]
+        if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+            settings[name] = tuple(value)
     if "logit_bias" in settings:
         return _new_params(**settings)
     try:
@@ -327,7 +355,8 @@ def _check_name(what: str, name: object, parameter: str = "name") -> None:
         )
 
 
-def _refuse_unbuilt(**settings: Any) -> None:
-    for key, value in settings.items():
-        if value is not None:
-            raise UnsupportedByBackend(f"gen({key}=...) is not built yet")
+def _refuse_both(what: str, **settings: object) -> None:
+    """Two names of one parameter."""
+    if all(value is not None for value in settings.values()):
+        both = " and ".join(f"{key}={value!r}" for key, value in settings.items())
+        raise InvalidArgument(f"{what}({both}): two names of one parameter, give one")

@@ -1,7 +1,6 @@
 """How the next token is drawn: one frozen value that travels from `gen` to the engine.
 
-Imports nothing but errors; validated when built, so an impossible value is refused on the line that
-writes it.
+Validated when built, so an impossible value is refused on the line that writes it.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from operator import attrgetter, index
 from typing import Any, NoReturn, Protocol, SupportsIndex
 
 from stemma.lang.errors import InvalidArgument
+from stemma.lang.expressions import compile_stop_regex
 
 DEFAULT_MAX_TOKENS = 128
 
@@ -81,7 +81,7 @@ class SamplingParams:
             put(self, "stop", (stop,) if isinstance(stop, str) else _tuple("stop", stop))
         if self.stop_token_ids != ():
             ids = _tuple("stop_token_ids", self.stop_token_ids)
-            put(self, "stop_token_ids", tuple(_integer("stop_token_ids", i) for i in ids))
+            put(self, "stop_token_ids", tuple(_token_id("stop_token_ids", i) for i in ids))
         if bias != ():
             pairs = bias.items() if isinstance(bias, Mapping) else bias
             put(self, "logit_bias", tuple(sorted(map(_bias, _tuple("logit_bias", pairs)))))
@@ -100,8 +100,13 @@ class SamplingParams:
             value = getattr(self, name)
             if not isinstance(value, float | int) or isinstance(value, bool):
                 _refuse(name, value, "a number")
-        if not isinstance(self.stop_regex, str | None):
-            _refuse("stop_regex", self.stop_regex, "a regular expression as a string, or None")
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                _refuse(name, getattr(self, name), "True or False")
+        if self.stop_regex is not None:
+            if not isinstance(self.stop_regex, str):
+                _refuse("stop_regex", self.stop_regex, "one string; write several as r'one|other'")
+            compile_stop_regex(self.stop_regex)
         if self.max_tokens is not None:
             if not self.max_tokens >= 0:
                 _refuse("max_tokens", self.max_tokens, "at least 0, or None")
@@ -181,6 +186,7 @@ def merged(base: SamplingParams, own: SamplingParams, given: frozenset[str]) -> 
 
 _INTEGERS = ("max_tokens", "min_tokens", "top_k", "top_logprobs", "n", "seed")
 _OPTIONAL = ("max_tokens", "seed")
+_SWITCHES = ("include_stop", "ignore_eos", "logprobs")
 _NUMBERS = (
     "temperature",
     "top_p",
@@ -204,13 +210,20 @@ def _integer(name: str, value: object) -> int:
     return index(value)
 
 
+def _token_id(name: str, value: object) -> int:
+    token_id = _integer(name, value)
+    if token_id < 0:
+        _refuse(name, value, "a token id, which is at least 0")
+    return token_id
+
+
 def _bias(pair: object) -> tuple[int, float]:
     match pair:
         case (token_id, (float() | int()) as bias) if -math.inf <= bias < math.inf:
             pass
         case _:
             _refuse("logit_bias", pair, "a token id and a number below infinity")
-    return _integer("logit_bias", token_id), float(bias)
+    return _token_id("logit_bias", token_id), float(bias)
 
 
 def _refuse(name: str, value: object, wanted: str) -> NoReturn:

@@ -71,19 +71,23 @@ if TYPE_CHECKING:
     from stemma.backend.mock import MockBackend as MockBackend
 
 __all__ = [
+    "Anthropic",
     "Backend",
     "Branch",
     "ChoiceMeta",
     "ChoiceScore",
     "ChoicesMethod",
     "Completion",
+    "Crusoe",
     "Ended",
+    "Engine",
     "Event",
     "Failed",
     "Forked",
     "Forks",
     "Generation",
     "Joined",
+    "LiteLLM",
     "LocalBackend",
     "Meta",
     "MockBackend",
@@ -100,6 +104,7 @@ __all__ = [
     "Segment",
     "SelectMeta",
     "Selected",
+    "ServerArgs",
     "StemmaError",
     "Stream",
     "TextAdded",
@@ -108,6 +113,7 @@ __all__ = [
     "Usage",
     "VariableFinished",
     "VariableStarted",
+    "VertexAI",
     "assistant",
     "assistant_begin",
     "assistant_end",
@@ -118,6 +124,8 @@ __all__ = [
     "gen",
     "gen_int",
     "gen_string",
+    "get_server_info",
+    "global_config",
     "greedy_token_selection",
     "image",
     "score",
@@ -153,22 +161,40 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'stemma' has no attribute {name!r}")
 
 
-def RuntimeEndpoint(*args: Any, **settings: Any) -> NoReturn:
-    """Not there yet: a backend that talks to an SGLang server."""
-    raise errors.UnsupportedByBackend(
-        "st.RuntimeEndpoint is not built yet; st.LocalBackend runs models on this machine"
-    )
+class _NotHere:
+    """A name of SGLang's that a program may import, and that says what to do instead when used."""
+
+    def __init__(self, name: str, instead: str) -> None:
+        vars(self).update(_name=name, _instead=instead)
+
+    def _refuse(self, *args: Any, **settings: Any) -> NoReturn:
+        raise errors.UnsupportedByBackend(f"st.{self._name} {self._instead}")
+
+    __call__ = __setattr__ = _refuse
+
+    def __getattr__(self, attribute: str) -> NoReturn:
+        if attribute.startswith("__"):  # Python and its tools look for what may not be there
+            raise AttributeError(attribute)
+        self._refuse()
 
 
-def OpenAI(*args: Any, **settings: Any) -> NoReturn:
-    """Not there yet: a backend that talks to an OpenAI-compatible server."""
-    raise errors.UnsupportedByBackend(
-        "st.OpenAI is not built yet; st.LocalBackend runs models on this machine"
-    )
+_ON_THIS_MACHINE = "is not built yet; st.LocalBackend runs models on this machine"
+_REMOTE = "is no backend of Stemma, which asks no remote model; st.LocalBackend runs models here"
 
-
-def Runtime(*args: Any, **settings: Any) -> NoReturn:
-    """Not there: the engine runs inside the program's process, without a server."""
-    raise errors.UnsupportedByBackend(
-        "st.Runtime launches a server, which Stemma does not have; st.LocalBackend is the engine"
-    )
+RuntimeEndpoint = _NotHere("RuntimeEndpoint", _ON_THIS_MACHINE)
+OpenAI = _NotHere("OpenAI", _ON_THIS_MACHINE)
+Anthropic = _NotHere("Anthropic", _REMOTE)
+Crusoe = _NotHere("Crusoe", _REMOTE)
+LiteLLM = _NotHere("LiteLLM", _REMOTE)
+VertexAI = _NotHere("VertexAI", _REMOTE)
+Runtime = _NotHere("Runtime", "launches a server; Stemma has none, st.LocalBackend is the engine")
+Engine = _NotHere("Engine", "is st.LocalBackend here; its generate() completes prompts")
+ServerArgs = _NotHere("ServerArgs", "belongs to a server; here they are arguments of LocalBackend")
+get_server_info = _NotHere(
+    "get_server_info", "asks a server; backend.stats() is what an engine has counted and holds"
+)
+global_config = _NotHere(
+    "global_config",
+    "is not there: settings are arguments of LocalBackend and of run, and the default backend is "
+    "set by st.set_default_backend",
+)

@@ -12,9 +12,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stemma.backend.local.stops import StopWatch, compile_stop_regex
+from stemma.backend.local.stops import StopWatch
 from stemma.backend.local.tokenizer import Tokenizer
 from stemma.lang.errors import EngineInvariantError
+from stemma.lang.expressions import compile_stop_regex
 from stemma.lang.sampling import SamplingParams
 
 
@@ -42,7 +43,7 @@ class OutputText:
     Whole characters become visible, never parts; bytes that cannot become a character are U+FFFD;
     bytes at the end that still could are dropped, with their tokens. A stop may begin only after
     `params.min_tokens` tokens. End-of-text tokens and `stop_token_ids` are not kept, except the
-    latter under `include_stop`. Raises ConstraintError for a `stop_regex` that cannot be used.
+    latter under `include_stop`. Raises ConstraintError for a `stop_regex` that takes too long.
     """
 
     def __init__(

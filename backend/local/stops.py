@@ -1,15 +1,13 @@
 """Stop strings and stop expressions, watched in a text that grows.
 
 Owns the decision where a text ends and how much of it may still become part of a stop. Called by
-`detokenize.py`; `compile_stop_regex` also where a request is submitted, so that a bad expression is
-refused there.
+`detokenize.py`, and by the scripted backend on a whole reply.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import regex  # type: ignore[import-untyped]
 
@@ -26,21 +24,6 @@ class StopMatch:
     start: int
     end: int
     text: str
-
-
-@lru_cache(maxsize=256)
-def compile_stop_regex(pattern: str) -> regex.Pattern[str]:
-    """The expression, ready to search. Raises ConstraintError for one that is malformed or matches
-    no text."""
-    try:
-        compiled = regex.compile(pattern)
-    except regex.error as error:
-        raise ConstraintError(f"stop_regex={pattern!r}: {error}") from error
-    if compiled.search(""):
-        raise ConstraintError(
-            f"stop_regex={pattern!r} matches the empty text, so it would stop before any output"
-        )
-    return compiled
 
 
 class StopWatch:

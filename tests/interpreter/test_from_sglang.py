@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import stemma as sgl
+from stemma.lang.ops import Gen
 
 
 @pytest.fixture(autouse=True)
@@ -342,7 +343,6 @@ def test_every_sampling_parameter_has_sglangs_name() -> None:
         "max_tokens": 9,
         "min_tokens": 2,
         "stop": ["a", "b"],
-        "stop_token_ids": [7],
         "stop_regex": "c+",
         "temperature": 0.5,
         "top_p": 0.9,
@@ -356,8 +356,11 @@ def test_every_sampling_parameter_has_sglangs_name() -> None:
     params = backend.calls[0].params
     assert params is not None
     assert params.logprobs
-    expected = {**given, "stop": ("a", "b"), "stop_token_ids": (7,)}
+    expected = {**given, "stop": ("a", "b")}
     assert {name: getattr(params, name) for name in given} == expected
+    stopped = sgl.gen("x", stop_token_ids=[7])
+    assert isinstance(stopped, Gen)
+    assert stopped.params.stop_token_ids == (7,)
 
 
 def test_parameters_may_be_positional_in_sglangs_order() -> None:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import pytest
 
 import stemma as st
 from stemma.backend.mock import Broken, MockBackend
-from stemma.lang.errors import BackendClosed, Cancelled, InvalidArgument, StemmaError
+from stemma.lang.errors import (
+    BackendClosed,
+    Cancelled,
+    InvalidArgument,
+    StemmaError,
+    UnsupportedByBackend,
+)
 
 PARAMS = st.SamplingParams()
 
@@ -29,6 +36,38 @@ def test_stops_and_max_tokens_cut_a_reply() -> None:
     assert kept.text == "a b c."
     short = backend.open().generate(st.SamplingParams(max_tokens=2)).result()
     assert (short.text, short.finish_reason, len(short.token_ids)) == ("a b", "length", 2)
+
+
+def test_a_stop_expression_cuts_a_reply() -> None:
+    backend = MockBackend(lambda prompt, params: "call 12 then 3")
+    cut = backend.open().generate(st.SamplingParams(stop_regex=r"\d\d")).result()
+    assert (cut.text, cut.matched_stop) == ("call ", "12")
+    both = st.SamplingParams(stop_regex=r"\d\d", stop="ll", include_stop=True)
+    assert backend.open().generate(both).result().text == "call"
+
+
+def test_no_stop_begins_in_the_first_words() -> None:
+    backend = MockBackend(lambda prompt, params: "a b a b a b")
+    cut = backend.open().generate(st.SamplingParams(stop="a", min_tokens=3)).result()
+    assert (cut.text, cut.matched_stop) == ("a b a b ", "a")
+    whole = backend.open().generate(st.SamplingParams(stop="a", min_tokens=20)).result()
+    assert (whole.text, whole.matched_stop) == ("a b a b a b", None)
+
+
+@pytest.mark.parametrize(
+    "setting", [{"stop_token_ids": (3,)}, {"logit_bias": {3: 1.0}}, {"top_logprobs": 2}]
+)
+def test_what_a_script_cannot_do_is_refused(setting: dict[str, Any]) -> None:
+    backend = MockBackend(["a"])
+    with pytest.raises(UnsupportedByBackend, match=f"^{next(iter(setting))}="):
+        backend.open().generate(st.SamplingParams(**setting))
+    assert backend.calls == []
+
+
+@pytest.mark.parametrize("setting", [{"pieces": 0}, {"pieces": 1.5}, {"delay": -1}])
+def test_settings_that_cannot_be_meant_are_refused(setting: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{next(iter(setting))}="):
+        MockBackend(**setting)
 
 
 def test_pieces_come_over_time_and_are_the_text() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import re
+from collections.abc import Callable
 
 import pytest
 
@@ -44,7 +46,7 @@ def test_chains_join_from_either_side() -> None:
 
 @pytest.mark.parametrize("value", [3, None, ["a"], b"a"])
 def test_what_is_neither_text_nor_operation_is_refused(value: object) -> None:
-    with pytest.raises(TypeError, match=type(value).__name__):
+    with pytest.raises(TypeError, match="None" if value is None else type(value).__name__):
         st.gen("x") + value
 
 
@@ -160,7 +162,85 @@ def test_control_text_is_marked() -> None:
     assert Text("<|im_end|>") != st.control("<|im_end|>")
 
 
-@pytest.mark.parametrize("name", ["image", "video", "OpenAI", "RuntimeEndpoint", "Runtime"])
+@pytest.mark.parametrize(
+    "name", ["image", "video", "OpenAI", "RuntimeEndpoint", "Runtime", "Engine", "global_config"]
+)
 def test_names_of_sglang_that_are_not_there_say_so(name: str) -> None:
     with pytest.raises(UnsupportedByBackend, match=name):
         getattr(st, name)("x")
+
+
+def test_settings_of_sglang_that_are_not_there_say_so_when_read_or_set() -> None:
+    with pytest.raises(UnsupportedByBackend, match="global_config"):
+        _ = st.global_config.verbosity
+    with pytest.raises(UnsupportedByBackend, match="global_config"):
+        st.global_config.verbosity = 2
+    assert not hasattr(st.global_config, "__wrapped__")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"regex": "a+"},
+        {"json_schema": {}},
+        {"grammar": "start: /a/"},
+        {"dtype": int},
+        {"logprob_start_len": 0},
+        {"return_text_in_logprobs": True},
+        {"return_logprob": True},
+        {"heal": False},
+        {"reasoning": "why"},
+        {"stop": "a"},
+    ],
+)
+def test_what_a_choice_would_ignore_is_named_with_its_value(setting: dict[str, object]) -> None:
+    ((name, value),) = setting.items()
+    shown = "logprobs=True" if name == "return_logprob" else f"{name}={value!r}"
+    with pytest.raises(InvalidArgument, match=re.escape(shown)):
+        st.gen("x", choices=["a"], **setting)  # type: ignore[arg-type]
+
+
+def test_a_choice_is_a_string_anyway() -> None:
+    assert st.gen_string("x", choices=["a"]) == st.select("x", ["a"])
+
+
+@pytest.mark.parametrize("name", ["heal", "include_stop", "ignore_eos", "logprobs"])
+@pytest.mark.parametrize("value", ["no", 0, 1.0])
+def test_a_switch_is_true_or_false(name: str, value: object) -> None:
+    with pytest.raises(InvalidArgument, match=f"{name}={value!r}.*True or False"):
+        st.gen("x", **{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [
+        (lambda: st.control(3), r"control\(3\)"),
+        (lambda: st.gen("x", logprobs=True, return_logprob=True), "logprobs=True and return_lo"),
+        (lambda: st.gen("x", top_logprobs=1, top_logprobs_num=2), "give one"),
+        (lambda: st.select("x", {"a"}), "set has no order.*sorted"),
+        (lambda: st.gen("x", choices=frozenset("a")), "set has no order.*sorted"),
+        (lambda: st.select(["a", "b"]), "name comes first"),
+        (lambda: st.select("x", 3), "choices=3.*list"),
+        (lambda: st.gen("x", stop=3), "stop=3"),
+        (lambda: st.gen("x", stop=b"ab"), "stop=b'ab'"),
+        (lambda: st.gen("x", stop_token_ids=3), "stop_token_ids=3"),
+        (lambda: st.gen("x", stop_regex="("), r"stop_regex='\('"),
+        (lambda: st.gen("x", stop_regex=["a", "b"]), r"stop_regex=\['a', 'b'\].*one\|other"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_the_remedy(
+    write: Callable[[], object], said: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        write()
+
+
+def test_gen_int_speaks_of_itself() -> None:
+    with pytest.raises(UnsupportedByBackend, match=r"^gen_int\('age'\).*int\(s\["):
+        st.gen_int("age")
+
+
+def test_what_a_state_has_appended_is_not_appended_again() -> None:
+    program = st.function(lambda s: s.__iadd__(s.user("x")))
+    with pytest.raises(TypeError, match=r"None.*st\.user"):
+        program.run(backend=st.MockBackend())
