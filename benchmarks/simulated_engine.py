@@ -6,6 +6,7 @@ Used by `scheduling.py` and by the tests of the scheduler.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ from stemma.backend.local.cache.radix_cache import RadixCache
 from stemma.backend.local.cache.radix_key import RadixKey
 from stemma.backend.local.cache.radix_tree import RadixTree
 from stemma.backend.local.memory import RequestMemory
-from stemma.backend.local.request import Ints, Request
+from stemma.backend.local.request import Ints, Request, State
 from stemma.backend.local.scheduler import Scheduler, Step
 from stemma.backend.local.waiting_order import MAX_OVERTAKEN, WaitingOrder
 from stemma.lang.sampling import SamplingParams
@@ -45,7 +46,8 @@ class SimulatedEngine:
     """One pool, one scheduler, a clock. A step takes step_s + row_s * rows seconds.
 
     jobs: all that were submitted. rows: how many were computed. admitted: the requests in the order
-    in which they were admitted, each admission.
+    in which they were admitted, each admission. overtaken: by arrival, how often one that ranks
+    behind was admitted while it waited; counted here again, from what can be seen from outside.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class SimulatedEngine:
         self.jobs: list[Job] = []
         self.admitted: list[Request] = []
         self._jobs: dict[int, Job] = {}
-        self._running: set[int] = set()
+        self.overtaken: Counter[int] = Counter()
 
     def submit(self, prompt: Ids, output: Ids, *, priority: int = 0) -> Job:
         def refuse(error: BaseException) -> None:
@@ -105,10 +107,9 @@ class SimulatedEngine:
 
     def step(self) -> Step | None:
         """One step: what the engine does, without the model."""
+        waiting = list(self.scheduler.waiting)
         step = self.scheduler.schedule()
-        running = {request.arrival for request in self.scheduler.running}
-        self.admitted += [r for r in self.scheduler.running if r.arrival not in self._running]
-        self._running = running
+        self._note_admissions(waiting, step)
         if step is None:
             return None
         filled = [entry.table[entry.computed :] for entry in step.entries]
@@ -121,6 +122,18 @@ class SimulatedEngine:
                 self._draw(request)
         return step
 
+    def _note_admissions(self, waiting: list[Request], step: Step | None) -> None:
+        """waiting: before the step. It lists those it admits in order, but for such as got no
+        row.
+        """
+        admitted = [r for r in waiting if r.state is State.RUNNING]
+        place = {r.arrival: i for i, r in enumerate(step.requests)} if step is not None else {}
+        admitted.sort(key=lambda r: place.get(r.arrival, len(place)))
+        self.admitted += admitted
+        for one in admitted:
+            waiting.remove(one)
+            self.overtaken.update(r.arrival for r in waiting if r.rank < one.rank)
+
     def _draw(self, request: Request) -> None:
         job = self._jobs[id(request)]
         if request.first_token_at is None:
@@ -130,7 +143,6 @@ class SimulatedEngine:
         request.output_ids.append(token)
         if request.remaining_output <= 0:
             self.scheduler.finish(request)
-            self._running.discard(request.arrival)
             job.done = True
 
     def run(self) -> None:
@@ -162,5 +174,3 @@ def best_hit_rate(prompts: list[Ids]) -> float:
         if length < len(key):
             tree.add(node, key, prompt, length)
     return 1 - computed / sum(map(len, prompts))
-
-
