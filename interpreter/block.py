@@ -56,4 +56,4 @@ def check_ends(role: str, inside: str | None) -> None:
 
 
 def _a_message(role: str) -> str:
-    return f"{'an' if role[0] in 'aeiou' else 'a'} {role} message"
+    return f"{'an' if role[0] in 'aeio' else 'a'} {role} message"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import inspect
 import subprocess
 import sys
 
@@ -32,12 +33,16 @@ def test_importing_costs_little_and_brings_no_heavy_package() -> None:
     assert min(seconds) < 0.3
 
 
-def test_all_public_names_are_there() -> None:
-    for name in st.__all__:
-        assert getattr(st, name) is not None
-    assert st.__version__.count(".") == 2
-    with pytest.raises(AttributeError, match="nothing"):
-        _ = st.nothing  # type: ignore[attr-defined]
+@pytest.mark.parametrize("name", st.__all__)
+def test_a_public_name_is_the_things_own_and_told_of(name: str) -> None:
+    thing = getattr(st, name)
+    if isinstance(thing, type) or inspect.isfunction(thing):
+        assert thing.__name__ == name
+        doc = inspect.getdoc(thing)
+        assert doc is not None
+        assert not doc.startswith(f"{name}("), (
+            "the words that dataclass has for want of a docstring"
+        )
 
 
 def test_every_error_of_the_language_is_public() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import stemma as sgl
+from stemma.lang.ops import Gen, Select, Text
 
 
 @pytest.fixture(autouse=True)
@@ -100,5 +101,10 @@ def test_a_batch_takes_lists_of_positional_arguments() -> None:
 
 def test_a_program_is_traced_without_being_run() -> None:
     backend = sgl.MockBackend()
-    assert choose.trace(backend=backend) is not None
+    trace = choose.trace(backend=backend)
+    tool, more = (node for node in trace.nodes if not isinstance(node, Text))
+    assert isinstance(tool, Select)
+    assert isinstance(more, Gen)
+    assert (tool.name, tool.choices) == ("tool", (" saw", " long ladder"))
+    assert (more.name, more.params.max_tokens) == ("more", 3)
     assert backend.calls == []

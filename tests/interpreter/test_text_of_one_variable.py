@@ -50,3 +50,27 @@ def test_async_reading_gives_the_same() -> None:
 
     state = asyncio.run(chat.arun(backend=st.MockBackend(["one", "two"])))
     assert state.value == ["one", "two"]
+
+
+def test_a_branch_reads_in_pieces_what_it_reads_whole() -> None:
+    """Its own value, else that which it had at the fork; never what the parent writes later."""
+
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        s += st.gen("x", max_tokens=9)
+        child = s.fork(1)[0]
+        s += st.gen("x")
+        assert list(s.text_iter("x")) == [s["x"]] == ["later"]
+        assert list(child.text_iter("x")) == [child["x"]] == ["first"]
+        child += st.gen("x", max_tokens=1)
+        grandchild = child.copy()
+        assert list(child.text_iter("x")) == [child["x"]] == ["own"]
+        assert list(grandchild.text_iter("x")) == [grandchild["x"]] == ["own"]
+
+    program.run(backend=st.MockBackend(replies))
+
+
+def replies(prompt: str, params: st.SamplingParams) -> str:
+    if not prompt:
+        return "first"
+    return "own" if params.max_tokens == 1 else "later"
