@@ -8,7 +8,6 @@ whole, nothing is cached.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 import re
@@ -34,6 +33,7 @@ from stemma.backend.base import (
     Usage,
 )
 from stemma.backend.chat import ChatFormat
+from stemma.backend.clock import Clock
 from stemma.backend.local.stops import StopWatch
 from stemma.lang.errors import (
     BackendClosed,
@@ -47,6 +47,7 @@ from stemma.lang.sampling import DEFAULT_MAX_TOKENS, SamplingParams
 
 _WORD = re.compile(r"\s*\S+|\s+")
 
+_clock = Clock()
 _ANYWHERE = Namespace()
 _ROLES = ("system", "user", "assistant")
 CHATML = ChatFormat(
@@ -335,37 +336,6 @@ class MockBranch(Branch):
                 self._pending.cancel()
 
 
-class _Clock:
-    """Runs functions later, on one thread for all mocks; it starts with the first of them."""
-
-    def __init__(self) -> None:
-        self._due: list[tuple[float, int, Callable[[], object]]] = []
-        self._order = itertools.count()
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-
-    def at(self, moment: float, function: Callable[[], object]) -> None:
-        with self._changed:
-            heapq.heappush(self._due, (moment, next(self._order), function))
-            if self._thread is None or not self._thread.is_alive():  # not alive: after os.fork
-                self._thread = threading.Thread(target=self._loop, name="mock-clock", daemon=True)
-                self._thread.start()
-            self._changed.notify()
-
-    def _loop(self) -> None:
-        while True:
-            with self._changed:
-                while not self._due or self._due[0][0] > time.monotonic():
-                    pause = self._due[0][0] - time.monotonic() if self._due else None
-                    self._changed.wait(pause)
-                function = heapq.heappop(self._due)[2]
-            function()
-            del function
-
-
-_clock = _Clock()
-
-
 def _in_order(replies: Iterable[Reply]) -> ReplyFunction:
     script = iter(replies)
     numbers = itertools.count(1)
@@ -397,6 +367,8 @@ def _refuse_what_needs_ids(params: SamplingParams) -> None:
 def _cut_at_stop(text: str, params: SamplingParams) -> tuple[str, str | None]:
     """The text up to its stop, found as the engine finds it, and what that matched."""
     expression = None if params.stop_regex is None else compile_stop_regex(params.stop_regex)
+    if not params.stop and expression is None:
+        return text, None
     watch = StopWatch(params.stop, expression)
     guarded = "".join(_WORD.findall(text)[: params.min_tokens])
     if guarded:

@@ -141,9 +141,10 @@ class BranchReader:
         return list(ids.value)
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
-        """The text of the branch in pieces as it grows, or only that of one variable: what `s[name]`
-        is now, so of a name that was written again the latest, and on a branch that has not written
-        it what it had at the fork.
+        """The text of the branch in pieces as it grows, or only that of one variable.
+
+        That is what `s[var_name]` is now: of a name that was written again the latest, and on a
+        branch that has not written it what it had at the fork.
 
         A late reader gets everything, too. Inside a program it ends when all is done that was
         queued; outside (`run(stream=True)`) when the run ends. Raises what the branch or the run

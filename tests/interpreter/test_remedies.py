@@ -78,7 +78,7 @@ def test_what_is_no_function_of_ones_own(thing: Any) -> None:
 
 
 def test_a_reserved_name_is_to_be_another() -> None:
-    with pytest.raises(InvalidArgument, match="'seed'.*rename it.*'my_seed'"):
+    with pytest.raises(InvalidArgument, match=r"'seed'.*rename it.*'my_seed'"):
         st.function(lambda s, seed: None)
 
 
