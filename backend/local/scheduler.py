@@ -24,7 +24,7 @@ from stemma.backend.local.waiting_order import (
     WAITING_ORDERS,
     WaitingOrder,
 )
-from stemma.lang.errors import InvalidArgument, OutOfCacheMemory
+from stemma.lang.errors import EngineInvariantError, InvalidArgument, OutOfCacheMemory
 
 
 @dataclass(slots=True)
@@ -49,6 +49,18 @@ class Step:
         shared = next((i for i, slot in enumerate(slots) if slot not in self.slots), len(slots))
         self.slots.update(slots[shared:])
         return shared
+
+
+class StepFailed(Exception):
+    """Planning a step went wrong at `request`, which is the last of the step's. The step must be
+    rolled back. `__cause__`: what went wrong.
+    """
+
+    def __init__(self, step: Step, request: Request) -> None:
+        super().__init__("the step could not be planned")
+        step.requests.append(request)
+        self.step = step
+        self.request = request
 
 
 class Scheduler:
@@ -152,7 +164,9 @@ class Scheduler:
     # -- one step
 
     def schedule(self) -> Step | None:
-        """The next step, or None when nothing can run."""
+        """The next step, or None when nothing can run. Raises StepFailed where slots cannot be had
+        for another reason than that there are too few.
+        """
         self._look_at_pins()
         step = Step()
         retractions = self.retractions
@@ -176,7 +190,7 @@ class Scheduler:
         if request.is_decoding:
             end = request.known_end
             spare = min(DECODE_RUN, request.remaining_output) - 1
-            if self._make_room(request, end, spare=spare):
+            if self._make_room(request, step, end, spare=spare):
                 step.add(request, end)
             return 0
         if self.memory.found(request) > request.computed:  # another one computed it, or does so now
@@ -193,7 +207,8 @@ class Scheduler:
         end = request.known_end
         if end - start > budget:
             end = max(start, self.memory.floor(min(start + budget, request.draws_from)))
-        room = self._make_room(request, end) if may_retract else self.memory.grow(request, end)
+        make_room = self._make_room if may_retract else self._grow
+        room = make_room(request, step, end)
         if request.state is not State.RUNNING:
             return 0
         if not room:
@@ -208,11 +223,20 @@ class Scheduler:
             step.add(request, stop)
         return end - start
 
-    def _make_room(self, request: Request, end: int, *, spare: int = 0) -> bool:
+    def _grow(self, request: Request, step: Step, end: int, *, spare: int = 0) -> bool:
+        """Slots up to `end`, if there are so many."""
+        try:
+            return self.memory.grow(request, end, spare=spare)
+        except EngineInvariantError:
+            raise
+        except Exception as error:
+            raise StepFailed(step, request) from error
+
+    def _make_room(self, request: Request, step: Step, end: int, *, spare: int = 0) -> bool:
         """Slots up to `end`, at the cost of those that rank behind it if need be. False: it was
         taken out itself.
         """
-        while not self.memory.grow(request, end, spare=spare):
+        while not self._grow(request, step, end, spare=spare):
             victim = max(self.running, key=_rank)
             if len(self.running) == 1:
                 self._refuse(request)
@@ -261,14 +285,13 @@ class Scheduler:
             if self._overtake(request):
                 queue.sort(key=self._urgent_first)
             request.state = State.RUNNING
-            self.running.append(request)
+            insort(self.running, request, key=_rank)
             request.count(0, match.length, cached=True)
             if request.unaligned_tokens is None:
                 request.unaligned_tokens = self.memory.unaligned(request, match)
             before = len(request.table)
             budget -= self._add_chunk(request, step, budget, may_retract=False)
             growth -= len(request.table) - before
-        self.running.sort(key=_rank)
 
     def _overtake(self, request: Request) -> bool:
         """Count an admission with all that it overtakes; whether one of them is urgent now."""
