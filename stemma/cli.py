@@ -48,7 +48,7 @@ def main() -> None:
     try:
         from stemma.commands.app import app
 
-        app()
+        app(prog_name="stemma")
         status = 0
     except BaseException as end:
         if isinstance(end, SystemExit):

@@ -1,4 +1,6 @@
-"""The command line in a process of its own, with pipes or on a pseudo-terminal."""
+"""The command line: on a scripted backend, or in a process of its own, with pipes or on a
+pseudo-terminal.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,67 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from stemma.backend.mock import MockBackend
+from stemma.commands import run as run_module
+from stemma.commands.app import app
+
 PATIENCE = 120.0  # seconds until something is called hanging; machines may be busy
+
+
+PROGRAM = '''
+from __future__ import annotations
+
+import stemma as st
+
+print("loading")
+
+
+@st.function
+def tips(s, topic: str, count: int = 2):
+    """Give tips.
+
+    topic: what they are about
+    """
+    print("running")
+    s += st.user(f"Tips about {topic}.")
+    for i, branch in enumerate(branches := s.fork(count)):
+        branch += st.assistant(f"{i}: " + st.gen("tip"))
+    return branches["tip"]
+
+
+if __name__ == "__main__":
+    raise SystemExit("run as a script")
+'''
+
+
+def write(folder: Path, text: str, name: str = "program.py") -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def run(*words: str) -> Result:
+    """`stemma run` in this process."""
+    return CliRunner().invoke(app, ["run", *words])
+
+
+def scripted_backend(monkeypatch: pytest.MonkeyPatch) -> MockBackend:
+    """What `run` runs on from here on, in place of a model."""
+    mock = MockBackend(lambda prompt, params: f" reply to {len(prompt)}", delay=0.01, pieces=3)
+
+    @contextmanager
+    def opened(model: str | None, console: Console) -> Iterator[MockBackend]:
+        yield mock
+
+    monkeypatch.setattr(run_module, "opened_backend", opened)
+    return mock
 
 
 def command(*arguments: str) -> list[str]:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 import typer
@@ -45,6 +46,35 @@ except SystemExit as end:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/")
     assert done.stderr == ""
     assert done.stdout.splitlines()[-1] == "0 []"
+
+
+@pytest.mark.parametrize("command", ["run", "tree", "chat", "demo", "doctor"])
+def test_help_of_a_command_tells_how_it_is_called_and_no_type_of_a_flag(command: str) -> None:
+    shown = CliRunner().invoke(app, [command, "--help"], prog_name="stemma").output
+    usage = next(line.strip() for line in shown.splitlines() if "Usage" in line)
+    file = " FILE.py[:PROGRAM] [--ARGUMENT VALUE]..." if command in ("run", "tree") else ""
+    assert usage == f"Usage: stemma {command} [OPTIONS]{file}"
+    assert "<bool>" not in shown
+
+
+def test_the_command_has_one_name_however_it_is_started(tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text("import stemma as st\n@st.function\ndef p(s): pass\n")
+    for words, usage in (
+        (["--help"], "stemma [OPTIONS] COMMAND"),
+        (["run", "--help"], "stemma run [OPTIONS] FILE.py"),
+        (["run", "p.py", "--help"], "stemma run p.py [OPTIONS]"),
+        (["run", "--json", "p.py", "--help"], "stemma run p.py [OPTIONS]"),
+        (["tree", "p.py:p", "--help"], "stemma tree p.py:p [OPTIONS]"),
+    ):
+        assert f"Usage: {usage}" in run_stemma(*words, cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize("command", ["demo", "chat"])
+def test_a_seed_that_is_none_is_refused_before_anything_is_done(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--seed", str(2**63), "--model", "/not/there"])
+    assert result.exit_code == 2
+    assert "must be an integer of 64 bits" in " ".join(result.output.replace("│", "").split())
+    assert result.stdout == ""
 
 
 def test_an_unknown_option_is_a_usage_error() -> None:

@@ -64,6 +64,7 @@ def test_an_annotation_says_what_an_option_takes(annotation: Any, taken_as: Any)
         ([1, 2], list[int]),
         (("a",), list[str]),
         ([], list[str]),
+        ((), list[str]),
         ([1, "a"], None),
         ({}, None),
     ],
@@ -72,6 +73,14 @@ def test_an_annotation_says_what_an_option_takes(annotation: Any, taken_as: Any)
 def test_without_an_annotation_the_default_says_it(default: Any, taken_as: Any) -> None:
     assert option_type(Any, default) == taken_as
     assert option_type("NotImported", default) == taken_as
+
+
+@pytest.mark.parametrize("annotation", [list, tuple, Sequence])
+def test_what_a_bare_list_has_in_it_its_default_says(annotation: Any) -> None:
+    assert option_type(annotation, (1, 2)) == list[int]
+    assert option_type(annotation, ()) == list[str]
+    assert option_type(annotation, None) == list[str]
+    assert option_type(annotation, (1, "a")) is None
 
 
 Taken = list[tuple[dict[str, Any], RunSettings]]
@@ -120,7 +129,7 @@ def test_arguments_arrive_with_their_types() -> None:
         "count": 4,
         "loud": True,
         "words": ["a", "b"],
-        "numbers": [7],
+        "numbers": (7,),
         "max_words": 2.0,
         "style": "funny",
         "color": Color.BLUE,
@@ -158,6 +167,7 @@ def test_a_parameter_goes_before_an_option_of_the_run_with_its_name() -> None:
         ("--topic x --helper y", "--helper"),
         ("--topic x stray", "stray"),
         ("--topic x --temperature -1", "--temperature"),
+        (f"--topic x --seed {2**63}", "--seed"),
     ],
 )
 def test_a_wrong_argument_is_named_and_ends_with_status_2(words: str, named: str) -> None:
@@ -192,6 +202,33 @@ def test_help_tells_types_defaults_and_the_docstring() -> None:
         assert told in " ".join(result.output.split())
 
 
+def test_help_has_no_type_next_to_a_flag_and_keeps_lists_and_indented_lines() -> None:
+    @st.function
+    def program(s: st.ProgramState, loud: bool = False, count: int = 1) -> None:
+        """Speaks.
+
+        A text whose lines
+        are one:
+
+        - the first
+          item
+        - the second
+
+            code
+            more code
+        """
+
+    output = call(program, "--help")[0].output
+    assert "<bool>" not in output
+    assert "--no-loud" in output
+    assert "<int>" in output
+    lines = [line.rstrip() for line in output.splitlines()]
+    for line in ("A text whose lines are one:", "- the first item", "- the second"):
+        assert f" {line}" in lines
+    assert "     code" in lines
+    assert "     more code" in lines
+
+
 def test_an_argument_that_no_option_can_give_is_named_with_the_remedy() -> None:
     @st.function
     def program(s: st.ProgramState, document: dict[str, str]) -> None:
@@ -199,6 +236,65 @@ def test_an_argument_that_no_option_can_give_is_named_with_the_remedy() -> None:
 
     with pytest.raises(typer.BadParameter, match=r"'document'.*dict.*default"):
         program_command(program, RunSettings(), lambda *given: None)
+
+
+def test_a_tuple_arrives_as_one() -> None:
+    @st.function
+    def program(
+        s: st.ProgramState,
+        bare: tuple,  # type: ignore[type-arg]
+        maybe: tuple[int, ...] | None = None,
+        told=("a",),  # type: ignore[no-untyped-def]
+        words: Sequence[str] = (),
+    ) -> None:
+        pass
+
+    result, taken = call(program, *["--bare", "x", "--maybe", "1", "--maybe", "2", "--told", "b"])
+    assert result.exit_code == 0, result.output
+    assert taken[0][0] == {"bare": ("x",), "maybe": (1, 2), "told": ("b",)}
+
+
+def test_a_parameter_whose_option_means_something_else_is_named_unless_it_has_a_default() -> None:
+    @st.function
+    def needs(s: st.ProgramState, help: str) -> None:
+        pass
+
+    with pytest.raises(typer.BadParameter, match=r"'help', and --help means something else.*def"):
+        program_command(needs, RunSettings(), lambda *given: None)
+
+    @st.function
+    def twice(s: st.ProgramState, loud: bool, no_loud: str) -> None:
+        pass
+
+    with pytest.raises(typer.BadParameter, match=r"'no_loud', and --no-loud means"):
+        program_command(twice, RunSettings(), lambda *given: None)
+
+    @st.function
+    def can_do_without(s: st.ProgramState, help: str = "") -> None:
+        """What it does."""
+
+    result, taken = call(can_do_without, "--help")
+    assert "What it does." in result.output
+    assert (result.exit_code, taken) == (0, [])
+    assert call(can_do_without)[1] == [({}, RunSettings())]
+
+
+def test_a_parameter_without_a_name_for_callers_cannot_be_given() -> None:
+    @st.function
+    def program(s: st.ProgramState, x: str, /) -> None:
+        pass
+
+    with pytest.raises(typer.BadParameter, match="'x', which has no name for callers"):
+        program_command(program, RunSettings(), lambda *given: None)
+
+
+def test_an_underscore_in_front_is_not_part_of_the_option() -> None:
+    @st.function
+    def program(s: st.ProgramState, _count: int = 1) -> None:
+        pass
+
+    _, taken = call(program, "--count", "2")
+    assert taken[0][0] == {"_count": 2}
 
 
 def test_what_was_bound_is_a_default() -> None:
@@ -252,7 +348,6 @@ def test_a_line_with_a_colon_that_names_no_parameter_belongs_to_the_text() -> No
     [
         RunSettings(timeout=0),
         RunSettings(timeout=float("nan")),
-        RunSettings(seed=2**70),
         RunSettings(temperature=float("nan")),
         RunSettings(json=True, tree=True),
         RunSettings(json=True, show=True),

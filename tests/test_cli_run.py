@@ -4,46 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from stemma.backend.mock import MockBackend
-from stemma.commands import run as run_module
-from stemma.commands.app import app
-from stemma.commands.run import as_json
-from tests.cli_for_tests import run_stemma
-
-PROGRAM = '''
-from __future__ import annotations
-
-import stemma as st
-
-print("loading")
-
-
-@st.function
-def tips(s, topic: str, count: int = 2):
-    """Give tips.
-
-    topic: what they are about
-    """
-    print("running")
-    s += st.user(f"Tips about {topic}.")
-    for i, branch in enumerate(branches := s.fork(count)):
-        branch += st.assistant(f"{i}: " + st.gen("tip"))
-    return branches["tip"]
-
-
-if __name__ == "__main__":
-    raise SystemExit("run as a script")
-'''
+from tests.cli_for_tests import PROGRAM, run, run_stemma, scripted_backend, write
 
 
 @pytest.fixture(autouse=True)
@@ -54,24 +22,7 @@ def same_path_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> MockBackend:
-    """What the commands run on, in place of a model."""
-    mock = MockBackend(lambda prompt, params: f" reply to {len(prompt)}", delay=0.01, pieces=3)
-
-    @contextmanager
-    def opened(model: str | None, console: Console) -> Iterator[MockBackend]:
-        yield mock
-
-    monkeypatch.setattr(run_module, "opened_backend", opened)
-    return mock
-
-
-def write(folder: Path, text: str, name: str = "program.py") -> str:
-    (folder / name).write_text(text)
-    return str(folder / name)
-
-
-def run(*words: str) -> Result:
-    return CliRunner().invoke(app, ["run", *words])
+    return scripted_backend(monkeypatch)
 
 
 def told(result: Result) -> str:
@@ -88,38 +39,6 @@ def test_texts_value_and_counts_are_shown(tmp_path: Path, backend: MockBackend) 
     assert "Seed 7." in result.stdout
     assert "run as a script" not in result.output
     assert "Tips about sleep." in backend.prompts[0]
-
-
-def test_json_is_one_object_and_nothing_else(tmp_path: Path, backend: MockBackend) -> None:
-    result = run(write(tmp_path, PROGRAM), "--topic", "sleep", "--seed", "7", "--json")
-    assert result.exit_code == 0, result.output
-    output = json.loads(result.stdout)
-    assert set(output) == {"variables", "value", "usage", "seed", "text"}
-    assert output["seed"] == 7
-    assert [tip[:9] for tip in output["value"]] == [" reply to", " reply to"]
-    assert "Tips about sleep." in output["text"]
-    assert output["usage"]["output_tokens"] == 6
-    assert result.stderr.split() == ["loading", "running"]
-
-
-def test_variables_are_part_of_the_json_and_an_unreadable_one_has_an_error(
-    tmp_path: Path, backend: MockBackend
-) -> None:
-    program = """
-import stemma as st
-@st.function
-def program(s):
-    s += st.gen("x") + st.select("y", ["a", "bé"])
-    s["z"] = (1, {"k": 2.5})
-    lost = s.fork(1)[0]
-    lost += st.gen("w")
-    lost.cancel()
-"""
-    output = json.loads(run("--json", write(tmp_path, program)).stdout)
-    assert output["variables"]["x"].startswith(" reply")
-    assert output["variables"]["y"] in ("a", "bé")
-    assert output["variables"]["z"] == [1, {"k": 2.5}]
-    assert output["value"] is None
 
 
 def test_options_reach_the_run(tmp_path: Path, backend: MockBackend) -> None:
@@ -339,42 +258,6 @@ def test_a_missing_model_is_told_after_the_arguments_were_checked(tmp_path: Path
     assert (wrong.exit_code, "--topic" in wrong.stderr) == (2, True)
     right = run("--model", "/not/there", target, "--topic", "x")
     assert (right.exit_code, right.stderr.startswith("error: there is no model")) == (1, True)
-
-
-# Values as JSON
-
-
-@dataclass(frozen=True)
-class Point:
-    x: int
-    label: str | None
-
-
-class Pydantic:
-    def model_dump(self, mode: str) -> Mapping[str, Any]:
-        return {"mode": mode}
-
-
-@pytest.mark.parametrize(
-    ("value", "told"),
-    [
-        (None, None),
-        (True, True),
-        (1.5, 1.5),
-        (float("inf"), "inf"),
-        (float("nan"), "nan"),
-        ((1, "a"), [1, "a"]),
-        ({1: {"a": [2]}}, {"1": {"a": [2]}}),
-        (Point(1, None), {"x": 1, "label": None}),
-        (Pydantic(), {"mode": "json"}),
-        (Path("a"), "a"),
-        ({3}, [3]),
-    ],
-    ids=str,
-)
-def test_values_become_json(value: Any, told: Any) -> None:
-    assert as_json(value) == told
-    json.dumps(as_json(value), allow_nan=False)
 
 
 # On a model

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from stemma.commands.command import Command, Group
 from stemma.commands.endings import errors_told
 from stemma.commands.settings import (
     Html,
@@ -25,10 +26,12 @@ from stemma.commands.settings import (
     Timeout,
     Tree,
     TreeSettings,
+    checked_seed,
 )
 
 app = typer.Typer(
     name="stemma",
+    cls=Group,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -80,7 +83,7 @@ Target = Annotated[
 BEFORE_A_PROGRAM = {"allow_extra_args": True, "allow_interspersed_args": False}
 
 
-@app.command(options_metavar="[OPTIONS]", context_settings=BEFORE_A_PROGRAM)
+@app.command(cls=Command, options_metavar="[OPTIONS]", context_settings=BEFORE_A_PROGRAM)
 def run(
     context: typer.Context,
     target: Target,
@@ -95,8 +98,8 @@ def run(
 ) -> None:
     """Run a program from a file and show its texts as they grow.
 
-    The program's own arguments come after the file, as options: [bold]stemma run FILE.py
-    --help[/] lists them.
+    The program's own arguments come after the file, as options; [bold]stemma run FILE.py --help[/]
+    lists them. The options below may come there, too.
     """
     settings = RunSettings(model, seed, timeout, temperature, max_tokens, json, show, tree)
     from stemma.commands.run import run_target
@@ -104,7 +107,7 @@ def run(
     run_target(target, context.args, settings)
 
 
-@app.command(options_metavar="[OPTIONS]", context_settings=BEFORE_A_PROGRAM)
+@app.command(cls=Command, options_metavar="[OPTIONS]", context_settings=BEFORE_A_PROGRAM)
 def tree(
     context: typer.Context,
     target: Target,
@@ -119,8 +122,10 @@ def tree(
 ) -> None:
     """Run a program and show, moment by moment, what the cache keeps.
 
-    There is a moment for every variable: what was hit, what is new, what had to go. The program's
-    own arguments come after the file, as options; so may those of this command.
+    There is a moment for every variable: what was hit, what is new, what had to go.
+
+    The program's own arguments come after the file, as options. The options below may come there,
+    too.
     """
     settings = TreeSettings(
         model, seed, timeout, temperature, max_tokens, html=html, svg=svg, kv_tokens=kv_tokens
@@ -130,7 +135,7 @@ def tree(
     record_target(target, context.args, settings)
 
 
-@app.command()
+@app.command(cls=Command)
 def chat(
     model: Model = None,
     system: Annotated[
@@ -153,10 +158,13 @@ def chat(
         chat(model, system, sampling=sampling, max_tokens=max_tokens, seed=seed)
 
 
-@app.command()
+@app.command(cls=Command)
 def demo(
     model: Model = None,
-    seed: Annotated[int, typer.Option(help="Another seed draws other samples.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(help="Another seed draws other samples.", callback=checked_seed),
+    ] = 0,
 ) -> None:
     """Run an example program that forks, samples and selects.
 
@@ -168,7 +176,7 @@ def demo(
         run_demo(model, seed=seed)
 
 
-@app.command()
+@app.command(cls=Command)
 def doctor(
     model: Model = None,
     load: Annotated[

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import typer
 from rich.markup import escape
 
+from stemma.commands.command import Command
 from stemma.commands.settings import Settings
 from stemma.interpreter.program import Program
 
@@ -39,16 +40,21 @@ def program_command(
     about, texts = read_docstring(program)
     own = list(_own_options(program, texts))
     names = {option.name.removeprefix(_OWN) for option in own}
+    tuples = {
+        p.name for p, annotation in typed_parameters(program) if is_tuple(annotation, p.default)
+    }
     options = [*own, *_run_options(settings, hidden=names)]
 
     def command(context: typer.Context, **values: Any) -> None:
         arguments: dict[str, Any] = {}
         changes: dict[str, Any] = {}
-        for name, value in values.items():
-            source = context.get_parameter_source(name)
+        for option, value in values.items():
+            source = context.get_parameter_source(option)
             if source is not None and source.name == "COMMANDLINE":
-                into = arguments if name.startswith(_OWN) else changes
-                into[name.removeprefix(_OWN).removeprefix(_RUN)] = value
+                into = arguments if option.startswith(_OWN) else changes
+                into[option.removeprefix(_OWN).removeprefix(_RUN)] = value
+        for name in tuples & arguments.keys():
+            arguments[name] = tuple(arguments[name])
         act(arguments, replace(settings, **changes))
 
     # typer reads the options from the signature.
@@ -56,7 +62,7 @@ def program_command(
     command.__annotations__ = {p.name: p.annotation for p in (context, *options)}
     vars(command)["__signature__"] = inspect.Signature([context, *options])
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(help=escape(about))(command)
+    app.command(cls=Command, help=escape(about))(command)
     return app
 
 
@@ -79,26 +85,45 @@ def _run_options(settings: Settings, *, hidden: set[str]) -> Iterator[inspect.Pa
 
 
 def _own_options(program: Program, texts: Mapping[str, str]) -> Iterator[inspect.Parameter]:
+    taken = {"--help"}
     for parameter, annotation in typed_parameters(program):
         name, default = parameter.name, parameter.default
         kind = option_type(annotation, default)
-        if kind is None:
+        spellings = _spellings(name, flag=kind is bool)
+        if obstacle := _obstacle(parameter, annotation, kind, taken & set(spellings)):
             if default is parameter.empty:
-                told = getattr(annotation, "__name__", None) or str(annotation)
                 raise typer.BadParameter(
-                    f"program {program.name} needs {name!r}, a {told}, which no option can give: "
+                    f"program {program.name} needs {name!r}, {obstacle}: "
                     "give the parameter a default, or run the program from Python"
                 )
             continue
-        dashed = name.replace("_", "-")
-        spelling = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
-        option = typer.Option(spelling, help=escape(texts.get(name, "")))
+        taken.update(spellings)
+        option = typer.Option("/".join(spellings), help=escape(texts.get(name, "")))
         yield inspect.Parameter(
             _OWN + name,
             _KEYWORD,
             annotation=Annotated[kind, option],
             default=default if default is parameter.empty or _is_plain(default) else None,
         )
+
+
+def _spellings(name: str, *, flag: bool) -> list[str]:
+    dashed = name.strip("_").replace("_", "-") or name
+    return [f"--{dashed}", f"--no-{dashed}"] if flag else [f"--{dashed}"]
+
+
+def _obstacle(
+    parameter: inspect.Parameter, annotation: Any, kind: Any, taken: set[str]
+) -> str | None:
+    """Why no option can give the parameter, in words. taken: its spellings that mean another."""
+    if parameter.kind is parameter.POSITIONAL_ONLY:
+        return "which has no name for callers"
+    if kind is None:
+        told = annotation.__name__ if isinstance(annotation, type) else annotation
+        return f"a {told}, which no option can give"
+    if taken:
+        return f"and {min(taken)} means something else"
+    return None
 
 
 def typed_parameters(program: Program) -> Iterator[tuple[inspect.Parameter, Any]]:
@@ -119,14 +144,15 @@ def typed_parameters(program: Program) -> Iterator[tuple[inspect.Parameter, Any]
 def option_type(annotation: Any, default: Any = inspect.Parameter.empty) -> Any:
     """The type as typer takes it; None for one that no option can give.
 
-    Without an annotation, or one that cannot be read, the default tells.
+    Without an annotation, or one that cannot be read, the default tells, and what a list has in it
+    where its annotation does not.
     """
     if annotation in (inspect.Parameter.empty, Any) or isinstance(annotation, str):
-        if isinstance(default, _LISTS) and not isinstance(default, str):
-            inner = {type(each) for each in default} or {str}
-            return option_type(_list_of(inner.pop())) if len(inner) == 1 else None
         known = default is not inspect.Parameter.empty and default is not None
-        return option_type(type(default)) if known else str
+        return option_type(type(default), default) if known else str
+    if annotation in _LISTS and isinstance(default, list | tuple):
+        inner = {type(each) for each in default} or {str}
+        return option_type(_list_of(inner.pop())) if len(inner) == 1 else None
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
         others = [each for each in arguments if each is not NoneType]
@@ -148,6 +174,12 @@ _LISTS = (list, tuple, Sequence)
 
 def _list_of(kind: Any) -> Any:
     return list[kind]
+
+
+def is_tuple(annotation: Any, default: Any) -> bool:
+    """Whether the program expects a tuple where typer makes a list."""
+    kinds = (annotation, *get_args(annotation))
+    return isinstance(default, tuple) or any(tuple in (kind, get_origin(kind)) for kind in kinds)
 
 
 def _is_plain(default: Any) -> bool:
@@ -185,6 +217,4 @@ def read_docstring(program: Program) -> tuple[str, dict[str, str]]:
             current = ""
             if not texts and not _SECTION.match(line):
                 about.append(line)
-    paragraphs = re.split(r"\n\s*\n", "\n".join(about).strip())
-    unwrapped = (re.sub(r"\n(?=\S)", " ", paragraph) for paragraph in paragraphs)
-    return "\n\n".join(unwrapped), texts
+    return "\n".join(about).strip(), texts

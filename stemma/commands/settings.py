@@ -24,14 +24,29 @@ Model = Annotated[
         show_default=False,
     ),
 ]
+
+
+def checked_seed(seed: int | None) -> int | None:
+    """Raises BadParameter for one that is no seed."""
+    if seed is not None and not -(2**63) <= seed < 2**63:
+        raise typer.BadParameter(f"{seed}: must be an integer of 64 bits")
+    return seed
+
+
 Seed = Annotated[
     int | None,
-    typer.Option("--seed", help="Of all draws; the same seed draws the same.", show_default=False),
+    typer.Option(
+        "--seed",
+        callback=checked_seed,
+        help="Of all draws; the same seed draws the same.",
+        show_default=False,
+    ),
 ]
 Temperature = Annotated[
     float | None,
     typer.Option(
         "--temperature",
+        metavar="<float>",
         min=0,
         help="Of generations that say none themselves; 0 takes the most probable token.",
         show_default=False,
@@ -41,6 +56,7 @@ MaxTokens = Annotated[
     int | None,
     typer.Option(
         "--max-tokens",
+        metavar="<int>",
         min=0,
         help="Of generations that say none themselves.",
         show_default=False,
@@ -53,7 +69,9 @@ Timeout = Annotated[
 Json = Annotated[
     bool,
     typer.Option(
-        "--json", help="Print one JSON object (variables, value, usage, seed, text) and no more."
+        "--json",
+        help="Print one JSON object (value, variables, text, branches, errors, usage, seed) and no "
+        "more.",
     ),
 ]
 Show = Annotated[bool, typer.Option("--show", help="Show at the end what ran, branch by branch.")]
@@ -64,7 +82,7 @@ Html = Annotated[
     Path | None,
     typer.Option(
         "--html",
-        metavar="FILE",
+        metavar="<file>",
         help="Write a page to step through the run.",
         show_default=False,
     ),
@@ -72,13 +90,14 @@ Html = Annotated[
 Svg = Annotated[
     Path | None,
     typer.Option(
-        "--svg", metavar="FILE", help="Write a picture of the last tree.", show_default=False
+        "--svg", metavar="<file>", help="Write a picture of the last tree.", show_default=False
     ),
 ]
 KvTokens = Annotated[
     int | None,
     typer.Option(
         "--kv-tokens",
+        metavar="<int>",
         min=1,
         help="How many tokens the cache holds: few, and some of them have to go.",
         show_default=False,
@@ -100,8 +119,6 @@ class Settings:
         """Raise BadParameter for what cannot be meant, before anything is loaded."""
         if self.timeout is not None and not self.timeout > 0:
             raise _bad("--timeout", f"{self.timeout:g} s: must be above 0")
-        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
-            raise _bad("--seed", f"{self.seed}: must be an integer of 64 bits")
         self.sampling()
 
     def sampling(self) -> SamplingParams | None:

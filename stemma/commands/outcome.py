@@ -1,0 +1,86 @@
+"""A run as one JSON object: what `stemma run --json` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import Any
+
+from stemma.interpreter.events import Failed, Forked, TextAdded, VariableFinished
+from stemma.interpreter.stream import Stream
+from stemma.lang.errors import StemmaError
+
+
+@dataclass(slots=True)
+class Written:
+    """What was written on one branch, without what it had from its parent.
+
+    variables: those that the model wrote or chose. error: what the branch has failed by.
+    """
+
+    text: str = ""
+    variables: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+
+def outcome(stream: Stream) -> dict[str, Any]:
+    """Wait for the end of a run; the object, whose keys are always the same.
+
+    Waits for the events, and not in a read, so that Ctrl-C cancels the run. Raises what the run
+    raises. A variable that cannot be read is None, and `errors` tells why, by branch: of a branch
+    that the program has cancelled itself, or that failed with the program going on.
+    """
+    written = follow(stream)
+    state = stream.state
+    errors = {label: branch.error for label, branch in written.items() if branch.error is not None}
+    variables: dict[str, Any] = {}
+    for name in state.variables():
+        try:
+            variables[name] = as_json(state[name])
+        except StemmaError as error:
+            variables[name], errors[state.label] = None, str(error)
+    return {
+        "value": as_json(state.value),
+        "variables": variables,
+        "text": written.pop(state.label).text,
+        "branches": {
+            label: {"variables": as_json(branch.variables), "text": branch.text}
+            for label, branch in written.items()
+        },
+        "errors": errors,
+        "usage": asdict(state.usage),
+        "seed": state.seed,
+    }
+
+
+def follow(stream: Stream) -> dict[str, Written]:
+    """What each branch has written, by label, in the order in which they began."""
+    written = {stream.state.label: Written()}
+    for event in stream:
+        match event:
+            case Forked(children=children):
+                written.update((label, Written()) for label in children)
+            case TextAdded(branch=label, text=text):
+                written[label].text += text
+            case VariableFinished(branch=label, variable=name, value=value):
+                written[label].variables[name] = value
+            case Failed(branch=label, error=error):
+                written[label].error = str(error)
+    return written
+
+
+def as_json(value: Any) -> Any:
+    """The value in JSON's types; what has no such form becomes text."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if abs(value) < float("inf") else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): as_json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [as_json(each) for each in value]
+    if hasattr(value, "model_dump"):  # a pydantic model
+        return as_json(value.model_dump(mode="json"))
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: as_json(getattr(value, field.name)) for field in fields(value)}
+    return str(value)
