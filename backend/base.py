@@ -284,11 +284,17 @@ class Backend(ABC):
 
     @abstractmethod
     def open(
-        self, namespace: Namespace = Namespace(), *, cache: CacheMode = "read-write"
+        self,
+        namespace: Namespace = Namespace(),
+        *,
+        cache: CacheMode = "read-write",
+        priority: int = 0,
     ) -> Branch:
         """An empty branch. Branches share cached state only within one namespace.
 
-        cache: how the branch and its forks use cached state.
+        cache: how the branch and its forks use cached state. priority: what their requests are
+        worth, the larger the dearer; a backend that would not look at it refuses all but 0. Raises
+        UnsupportedByBackend for an adapter that the backend does not have.
         """
 
     @abstractmethod

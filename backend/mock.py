@@ -79,6 +79,7 @@ class Call:
     heal: bool = True
     choices: tuple[str, ...] = ()
     cache: CacheMode = "read-write"
+    priority: int = 0
 
 
 class MockBackend(Backend):
@@ -141,10 +142,14 @@ class MockBackend(Backend):
         return [call.prompt for call in self.calls]
 
     def open(
-        self, namespace: Namespace = _ANYWHERE, *, cache: CacheMode = "read-write"
+        self,
+        namespace: Namespace = _ANYWHERE,
+        *,
+        cache: CacheMode = "read-write",
+        priority: int = 0,
     ) -> MockBranch:
         self._check_open()
-        return MockBranch(self, namespace, cache=cache)
+        return MockBranch(self, namespace, cache=cache, priority=priority)
 
     def flush_cache(self, namespace: Namespace | None = None) -> int:
         return 0
@@ -215,10 +220,12 @@ class MockBranch(Branch):
         text: str = "",
         *,
         cache: CacheMode = "read-write",
+        priority: int = 0,
     ) -> None:
         self._backend = backend
         self._namespace = namespace
         self._cache = cache
+        self._priority = priority
         self._text = text
         self._pending: Pending[Any] | None = None
         self._closed = False
@@ -242,7 +249,8 @@ class MockBranch(Branch):
 
         generation = Generation(cancelled)
         reply: Reply | None = backend._start(
-            generation, Call(prompt, self._namespace, params, heal, cache=self._cache)
+            generation,
+            Call(prompt, self._namespace, params, heal, cache=self._cache, priority=self._priority),
         )
         if reply is None:
             reply = backend._reply(prompt, params)
@@ -297,7 +305,13 @@ class MockBranch(Branch):
         pending: Pending[ScoredChoices] = Pending(
             lambda: backend._resolve(pending, Cancelled("cancelled"))
         )
-        call = Call(prompt, self._namespace, choices=tuple(choices), cache=self._cache)
+        call = Call(
+            prompt,
+            self._namespace,
+            choices=tuple(choices),
+            cache=self._cache,
+            priority=self._priority,
+        )
         outcome: ScoredChoices | BaseException | None = backend._start(pending, call)
         if outcome is None:
             start = len(backend._ids(prompt))
@@ -321,7 +335,13 @@ class MockBranch(Branch):
 
     def fork(self, n: int) -> list[Branch]:
         return [
-            MockBranch(self._backend, self._namespace, self._text, cache=self._cache)
+            MockBranch(
+                self._backend,
+                self._namespace,
+                self._text,
+                cache=self._cache,
+                priority=self._priority,
+            )
             for _ in range(n)
         ]
 

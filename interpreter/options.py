@@ -31,7 +31,10 @@ class RunOptions:
     salt: runs with different salts share no cached state.
     stream: return at once and run in the background; read with `text_iter`.
     cache: "read-write"; "read" takes what is cached and leaves nothing there, "off" does neither.
-    adapter, record, replay: reserved; not built yet, and refused.
+    priority: what the run is worth, the larger the dearer; for backends that look at it.
+    adapter: name of the adapter to run with, of those that the backend has; runs with different
+        ones share no cached state.
+    record, replay: reserved; not built yet, and refused.
     """
 
     backend: Backend | None = None
@@ -41,12 +44,13 @@ class RunOptions:
     salt: str = ""
     adapter: str | None = None
     cache: CacheMode = "read-write"
+    priority: int = 0
     stream: bool = False
     record: Any = None
     replay: Any = None
 
     def __post_init__(self) -> None:
-        for name in ("adapter", "record", "replay"):
+        for name in ("record", "replay"):
             if getattr(self, name) is not None:
                 raise UnsupportedByBackend(f"run({name}=...) is not built yet")
         if not isinstance(self.backend, Backend | None):
@@ -57,6 +61,10 @@ class RunOptions:
             raise InvalidArgument(f"timeout={self.timeout!r}: must be above 0 seconds, or None")
         if not isinstance(self.salt, str):
             raise InvalidArgument(f"salt={self.salt!r}: must be a string")
+        if not isinstance(self.adapter, str | None):
+            raise InvalidArgument(f"adapter={self.adapter!r}: must be a name, or None")
+        if type(self.priority) is not int:
+            raise InvalidArgument(f"priority={self.priority!r}: must be an integer")
         if self.cache not in get_args(CacheMode):
             modes = ", ".join(map(repr, get_args(CacheMode)))
             raise InvalidArgument(f"cache={self.cache!r}: must be one of {modes}")

@@ -47,7 +47,8 @@ def open_state(program: Program, call: Call, *, feed: Feed[Event] | None = None)
         asynchronous=program.is_async,
         feed=feed,
     )
-    branch = run.backend.open(Namespace(salt=options.salt), cache=options.cache)
+    namespace = Namespace(adapter=options.adapter, salt=options.salt)
+    branch = run.backend.open(namespace, cache=options.cache, priority=options.priority)
     kind = Executor if tracing is None else TracingExecutor
     return ProgramState(run, kind(run, program.name, run.seed, branch=branch, main=True))
 

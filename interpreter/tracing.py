@@ -64,7 +64,11 @@ class TracingBackend(Backend):
         self.limit = self.left = limit
 
     def open(
-        self, namespace: Namespace = Namespace(), *, cache: CacheMode = "read-write"
+        self,
+        namespace: Namespace = Namespace(),
+        *,
+        cache: CacheMode = "read-write",
+        priority: int = 0,
     ) -> TracingBranch:
         return TracingBranch()
 

@@ -161,16 +161,19 @@ class LocalBackend(Backend):
         """An empty branch. It and its forks share cached state within the namespace only.
 
         cache: "read" takes what is cached and leaves nothing there, "off" does neither. priority:
-        for eviction="priority", where what was used at a lower one goes first.
+        the larger the dearer: with policy="priority" dearer requests run first, with
+        eviction="priority" what dearer ones used is kept longest; all but 0 is refused where
+        neither is set. No adapters can be loaded yet: one in the namespace is refused.
         """
         use = self._use(namespace, cache, priority)
         return LocalBranch(self, use, ids=[], literal=Literal(self.text, first=True))
 
     def _use(self, namespace: Namespace, cache: CacheMode, priority: int) -> CacheUse:
-        if priority and self.eviction != "priority":
+        order = self.engine.scheduler.order
+        if priority and self.eviction != "priority" and not order.by_priority:
             raise InvalidArgument(
-                f"priority={priority!r}: only eviction='priority' looks at it, "
-                f"and this backend has eviction={self.eviction!r}"
+                f"priority={priority!r}: only policy='priority' and eviction='priority' look at "
+                f"it, and this backend has {order.name!r} and {self.eviction!r}"
             )
         return CacheUse(namespace, cache, priority)
 
@@ -392,7 +395,8 @@ class LocalBackend(Backend):
         max_pinned_share of the pool would be. A text's last token may be another one when the text
         goes on; then all but that is shared.
         """
-        return pin_prefix(self, self._prompt_ids(prompt), ttl=ttl, namespace=namespace)
+        use = self._use(namespace, "read-write", 0)
+        return pin_prefix(self, self._prompt_ids(prompt), ttl=ttl, namespace=use.namespace)
 
     def reload_weights(self, model: str | Path | None = None) -> None:
         """Take the weights anew, from where they came or from another model of the same shape.

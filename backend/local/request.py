@@ -26,7 +26,7 @@ from stemma.backend.base import (
     Usage,
 )
 from stemma.backend.local.cache.radix_key import RadixKey
-from stemma.lang.errors import EngineInvariantError, InvalidArgument
+from stemma.lang.errors import EngineInvariantError, InvalidArgument, UnsupportedByBackend
 from stemma.lang.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ class Ints:
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """What a branch's requests have to do with the cache: what they share with whom, and how long
-    they wish it kept.
+    """What a branch's requests have to do with the cache: what they share with whom, and what they
+    are worth.
     """
 
     namespace: Namespace
@@ -81,6 +81,14 @@ class CacheUse:
             raise InvalidArgument(
                 f"cache={self.mode!r}: must be one of {', '.join(map(repr, modes))}"
             )
+        if self.namespace.adapter is not None:
+            raise UnsupportedByBackend(
+                f"adapter={self.namespace.adapter!r}: this backend has none, for adapters cannot "
+                "be loaded yet; leave it out, or give st.LocalBackend a model with the adapter "
+                "merged into it"
+            )
+        if type(self.priority) is not int:
+            raise InvalidArgument(f"priority={self.priority!r}: must be an integer")
 
 
 NOWHERE = sys.maxsize

@@ -12,7 +12,7 @@ import pytest
 from stemma.backend.base import CacheMode, Namespace
 from stemma.backend.local.backend import LocalBackend
 from stemma.backend.local.cache.eviction import POLICIES
-from stemma.lang.errors import InvalidArgument
+from stemma.lang.errors import InvalidArgument, UnsupportedByBackend
 from stemma.lang.sampling import SamplingParams
 from tests.backend.conftest import Make
 from tests.backend.stepped_for_tests import Stepped
@@ -138,9 +138,9 @@ def test_small_pool_serves_readers_that_are_retracted(make: Make) -> None:
 FIELDS = ("adapter", "salt", "extra_key")
 
 
-def test_no_pair_of_namespace_fields_can_be_crossed(make: Make) -> None:
+def test_no_pair_of_namespace_fields_can_be_crossed(tiny_model: Callable[..., Path]) -> None:
     """The same characters in another field, or split otherwise over two, are another namespace."""
-    backend = make()
+    stepped = Stepped(tiny_model(), kv_tokens=4096)
     prompt = tokens(7, 20)
     spaces = {Namespace(), Namespace(adapter="")}
     for field in FIELDS:
@@ -150,11 +150,24 @@ def test_no_pair_of_namespace_fields_can_be_crossed(make: Make) -> None:
             spaces |= {Namespace(**{first: one, second: other})}
             spaces |= {Namespace(**{first: other, second: one})}
     assert len(spaces) == 25
-    for space in spaces:
-        assert backend.generate([prompt], GREEDY, namespace=space)[0].usage.cached_tokens == 0
-    for space in spaces:
-        usage = backend.generate([prompt], GREEDY, namespace=space)[0].usage
-        assert usage.cached_tokens == len(prompt) - 1
+    for expected in (0, len(prompt) - 1):
+        for space in spaces:
+            number = stepped.submit(prompt, GREEDY)
+            stepped.requests[number].namespace = space
+            stepped.run(at_most=10)
+            assert stepped.handles[number].result().usage.cached_tokens == expected
+    stepped.close()
+
+
+def test_adapter_that_the_backend_does_not_have_is_refused_where_it_is_written(make: Make) -> None:
+    backend, space = make(), Namespace(adapter="french")
+    for ask in (
+        lambda: backend.open(space),
+        lambda: backend.generate([[5]], namespace=space),
+        lambda: backend.pin([5, 6], ttl=1, namespace=space),
+    ):
+        with pytest.raises(UnsupportedByBackend, match="adapter='french': this backend has none"):
+            ask()
 
 
 def test_model_version_a_caller_gives_changes_nothing(make: Make) -> None:
@@ -279,10 +292,12 @@ def test_priority_of_a_branch_is_that_of_its_forks(make: Make) -> None:
 
 def test_priority_that_nobody_looks_at_is_refused(make: Make) -> None:
     backend = make()
-    with pytest.raises(InvalidArgument, match="eviction='priority'"):
+    with pytest.raises(InvalidArgument, match="policy='priority' and eviction='priority'"):
         backend.open(priority=1)
-    with pytest.raises(InvalidArgument, match="eviction='program-aware'"):
+    with pytest.raises(InvalidArgument, match="'lpm' and 'program-aware'"):
         backend.generate([[5]], priority=1)
+    with pytest.raises(InvalidArgument, match=r"priority=1\.5: must be an integer"):
+        make(policy="priority").open(priority=1.5)  # type: ignore[arg-type]
 
 
 # -- pages

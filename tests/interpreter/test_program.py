@@ -116,7 +116,7 @@ def test_unknown_arguments_are_named() -> None:
         capital.run()
 
 
-@pytest.mark.parametrize("option", ["adapter", "record", "replay"])
+@pytest.mark.parametrize("option", ["record", "replay"])
 def test_an_option_that_is_not_built_is_refused(option: str) -> None:
     with pytest.raises(UnsupportedByBackend, match=option):
         capital.run("France", backend=MockBackend(), **{option: "x"})
@@ -124,7 +124,10 @@ def test_an_option_that_is_not_built_is_refused(option: str) -> None:
 
 @pytest.mark.parametrize(
     "option",
-    [{"timeout": 0}, {"seed": 1.5}, {"seed": 2**64}, {"salt": 3}, {"cache": "write"}, {"cache": 1}],
+    [
+        *({"timeout": 0}, {"seed": 1.5}, {"seed": 2**64}, {"salt": 3}, {"cache": "write"}),
+        *({"cache": 1}, {"priority": 0.5}, {"priority": True}, {"adapter": 3}),
+    ],
 )
 def test_an_option_that_cannot_be_meant_is_refused(option: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(option))):
@@ -132,7 +135,7 @@ def test_an_option_that_cannot_be_meant_is_refused(option: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("mode", ["read-write", "read", "off"])
-def test_cache_mode_reaches_every_branch_of_a_run(mode: Any) -> None:
+def test_cache_mode_and_priority_reach_every_branch_of_a_run(mode: Any) -> None:
     @st.function
     def program(s: st.ProgramState) -> None:
         s += "Once" + st.gen("a")
@@ -143,14 +146,20 @@ def test_cache_mode_reaches_every_branch_of_a_run(mode: Any) -> None:
         children.join()
 
     backend = MockBackend(lambda text, params: " more")
-    program.run(backend=backend, cache=mode)
-    assert [call.cache for call in backend.calls] == [mode] * 4
+    program.run(backend=backend, cache=mode, priority=-2)
+    assert [(call.cache, call.priority) for call in backend.calls] == [(mode, -2)] * 4
 
 
 def test_salt_separates_caches() -> None:
     backend = MockBackend([" a"])
     capital.run("France", backend=backend, salt="mine")
     assert backend.calls[0].namespace == st.Namespace(salt="mine")
+
+
+def test_adapter_is_the_backends_to_know() -> None:
+    backend = MockBackend([" a"])
+    capital.run("France", backend=backend, adapter="french")
+    assert backend.calls[0].namespace == st.Namespace(adapter="french")
 
 
 def test_methods_are_programs() -> None:
