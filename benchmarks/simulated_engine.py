@@ -15,7 +15,7 @@ from cache_traces import Ids
 from stemma.backend.base import Namespace
 from stemma.backend.local.cache.eviction import POLICIES
 from stemma.backend.local.cache.kv_pool import PageAllocator
-from stemma.backend.local.cache.radix_cache import RadixCache
+from stemma.backend.local.cache.radix_cache import PrefixMatch, RadixCache
 from stemma.backend.local.cache.radix_key import RadixKey
 from stemma.backend.local.cache.radix_tree import RadixTree
 from stemma.backend.local.memory import RequestMemory
@@ -42,6 +42,16 @@ class Job:
         return self.request.first_token_at - self.request.submitted_at
 
 
+class WatchedMemory(RequestMemory):
+    """Notes what is matched, in order: the scheduler matches what it admits."""
+
+    matched: list[int]
+
+    def match(self, request: Request) -> PrefixMatch:
+        self.matched.append(request.arrival)
+        return super().match(request)
+
+
 class SimulatedEngine:
     """One pool, one scheduler, a clock. A step takes step_s + row_s * rows seconds.
 
@@ -65,7 +75,7 @@ class SimulatedEngine:
     ) -> None:
         allocator = PageAllocator(pool_tokens, page_size)
         cache = RadixCache(allocator, eviction=POLICIES[eviction]())
-        self.memory = RequestMemory(allocator, cache)
+        self.memory = WatchedMemory(allocator, cache)
         self.scheduler = Scheduler(
             self.memory,
             policy=policy,
@@ -108,8 +118,9 @@ class SimulatedEngine:
     def step(self) -> Step | None:
         """One step: what the engine does, without the model."""
         waiting = list(self.scheduler.waiting)
+        self.memory.matched = []
         step = self.scheduler.schedule()
-        self._note_admissions(waiting, step)
+        self._note_admissions(waiting)
         if step is None:
             return None
         filled = [entry.table[entry.computed :] for entry in step.entries]
@@ -122,13 +133,10 @@ class SimulatedEngine:
                 self._draw(request)
         return step
 
-    def _note_admissions(self, waiting: list[Request], step: Step | None) -> None:
-        """waiting: before the step. It lists those it admits in order, but for such as got no
-        row.
-        """
+    def _note_admissions(self, waiting: list[Request]) -> None:
+        """waiting: before the step."""
         admitted = [r for r in waiting if r.state is State.RUNNING]
-        place = {r.arrival: i for i, r in enumerate(step.requests)} if step is not None else {}
-        admitted.sort(key=lambda r: place.get(r.arrival, len(place)))
+        admitted.sort(key=lambda r: self.memory.matched.index(r.arrival))
         self.admitted += admitted
         for one in admitted:
             waiting.remove(one)

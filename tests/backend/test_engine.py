@@ -86,11 +86,12 @@ def test_samples_of_one_prompt_share_every_row_of_it(make: Make) -> None:
 
 def test_requests_that_arrive_together_compute_a_shared_prefix_once(make: Make) -> None:
     backend = make()
-    stem = list(range(3, 103))
-    work = [[*stem, 200 + i, 300 + i] for i in range(20)]
-    backend.generate(work, SamplingParams(max_tokens=1, temperature=0))
-    assert backend.stats().computed_tokens == 100 + 2 * 20
+    stem = [3 + 7 * i % 490 for i in range(800)]
+    work = [[*stem, 200 + i, 300 + i] for i in range(64)]
+    found = backend.generate(work, SamplingParams(max_tokens=1, temperature=0))
+    assert backend.stats().computed_tokens == 800 + 2 * 64
     assert backend.stats().steps == 1
+    assert sorted(c.usage.computed_tokens for c in found) == [2] * 63 + [802]
 
 
 def test_outputs_are_reused_by_a_prompt_that_contains_them(make: Make) -> None:
