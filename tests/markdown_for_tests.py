@@ -8,7 +8,8 @@ on what:
     <!-- test: slow -->   the default model is the default backend
 
 A block that says ```text directly after a Python block is what that block prints. Blocks of other
-languages are not run. Used by `test_docs.py` and `interpreter/test_from_sglang.py`.
+languages are not run; `test_cli_docs.py` runs those of language console. Used by it, by
+`test_docs.py` and by `interpreter/test_from_sglang.py`.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def python_blocks(file: Path) -> list[Block]:
     """The Python blocks of a document, in order, each with what it is said to print."""
     found: list[Block] = []
     previous: Block | None = None
-    for block in _fenced(file):
+    for block in fenced(file):
         if block.language == "python":
             found.append(block)
         elif block.language == "text" and previous is not None and _follows(block, previous):
@@ -82,7 +83,8 @@ def python_blocks(file: Path) -> list[Block]:
     return found
 
 
-def _fenced(file: Path) -> Iterator[Block]:
+def fenced(file: Path) -> Iterator[Block]:
+    """All fenced blocks of a document, in order."""
     lines = file.read_text(encoding="utf-8").splitlines()
     kind, kind_at = "mock", -1
     start: int | None = None

@@ -1,0 +1,47 @@
+"""The command line is as docs/language.md tells it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli_for_tests import run_stemma
+from tests.markdown_for_tests import fenced, table_rows
+
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "language.md"
+
+
+def commands() -> list[str]:
+    """The lines of the document that call the command."""
+    blocks = [block for block in fenced(DOCUMENT) if block.language == "console"]
+    lines = [line for block in blocks for line in block.code.splitlines()]
+    assert all(line.startswith("$ stemma ") for line in lines)
+    return [line.removeprefix("$ stemma ") for line in lines]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """One with the program that the commands run."""
+    program = [block.code for block in fenced(DOCUMENT) if block.code.startswith("# motto.py\n")]
+    (tmp_path / "motto.py").write_text(program[0])
+    return tmp_path
+
+
+@pytest.mark.parametrize("words", commands())
+def test_the_commands_of_the_document_run(words: str, folder: Path, tiny_model: Any) -> None:
+    done = run_stemma(*shlex.split(words), cwd=folder, STEMMA_MODEL=str(tiny_model()))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_the_json_has_the_keys_that_the_document_names(folder: Path, tiny_model: Any) -> None:
+    words = ["run", "motto.py", "--trade", "bakers", "--json"]
+    done = run_stemma(*words, cwd=folder, STEMMA_MODEL=str(tiny_model()))
+    lines = DOCUMENT.read_text().splitlines()
+    start = lines.index("| key | value |") + 1
+    named = [row[0].strip("`") for number, row in table_rows(DOCUMENT) if number > start][:7]
+    assert named == list(json.loads(done.stdout))
