@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextvars
 import reprlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import nullcontext
 from typing import Any, Literal
 
@@ -36,8 +37,10 @@ class Batch:
 
     prepare: `prepare(args, kwargs)` makes the run of one item and a function that runs it to the
         end.
-    items: taken one by one, when there is a thread for the next.
-    lazy: work only a little ahead of the reader, as far as two items per thread.
+    items: taken one by one, when there is a thread for the next; those that share arguments one
+        after the other, unless there is one thread only.
+    lazy: work only a little ahead of the reader, as far as two items per thread; in the order
+        given.
     stop_at_error: raise the first error, after the rest has stopped; otherwise errors are results.
     """
 
@@ -58,7 +61,8 @@ class Batch:
         self._total = len(items) if isinstance(items, Sized) else None
         self._threads = count if self._total is None else max(1, min(count, self._total))
         self._prepare = prepare
-        self._items = iter(items)
+        gathered = isinstance(items, Sequence) and not lazy and self._threads > 1
+        self._items = depth_first(items) if gathered else enumerate(items)
         self._options = options
         self._progress = BatchProgress(self._total) if progress else None
         self._stop_at_error = stop_at_error
@@ -135,7 +139,7 @@ class Batch:
             if self._stopped is not None or self._exhausted:
                 return None
             try:
-                item = next(self._items)
+                index, item = next(self._items)
             except StopIteration:
                 self._exhausted = True
                 self._changed.notify_all()
@@ -144,7 +148,7 @@ class Batch:
                 self._stop(error)
                 return None
             self._begun += 1
-            return self._begun - 1, item
+            return index, item
 
     def _may_begin(self) -> bool:
         over = self._stopped is not None or self._exhausted
@@ -179,3 +183,35 @@ class Batch:
             for run in self._running.values():
                 run.cancel()
             self._changed.notify_all()
+
+
+def depth_first(items: Sequence[BatchItem]) -> Iterator[tuple[int, BatchItem]]:
+    """The items and their places in the batch, those with equal arguments one after the other.
+
+    So what their prompts share is computed once and used while it is still cached; the prompts
+    themselves are not known before the bodies run. Arguments are compared in the order of how much
+    text is repeated in them, so a long document that many items share goes before a question that
+    is asked of each. On the prompts themselves this is the order that hits most, see `depth_first`
+    of the local engine.
+    """
+    rows = [_arguments(item) for item in items]
+    values: dict[int | str, Counter[str]] = {}
+    for row in rows:
+        for name, value in row.items():
+            values.setdefault(name, Counter())[value] += 1
+    repeated = {
+        name: sum(len(value) * (times - 1) for value, times in found.items())
+        for name, found in values.items()
+    }
+    names = sorted(repeated, key=lambda name: -repeated[name])
+    places = sorted(range(len(items)), key=lambda i: [rows[i].get(name, "") for name in names])
+    return ((place, items[place]) for place in places)
+
+
+def _arguments(item: object) -> dict[int | str, str]:
+    """The arguments of an item as texts, by name or place; none of what cannot be an item."""
+    if isinstance(item, Mapping):
+        given: Iterable[tuple[Any, Any]] = item.items()
+    else:
+        given = enumerate(item) if isinstance(item, tuple | list) else ()
+    return {name: value if isinstance(value, str) else repr(value) for name, value in given}

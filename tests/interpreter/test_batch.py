@@ -18,6 +18,7 @@ from rich.console import Console
 
 import stemma as st
 from stemma.backend.mock import MockBackend
+from stemma.interpreter.batch import depth_first
 from stemma.interpreter.progress import BatchProgress
 from stemma.lang.errors import InvalidArgument
 
@@ -44,6 +45,28 @@ def test_results_are_in_order_and_a_body_runs_once_per_item() -> None:
     states = program.run_batch(items, backend=MockBackend(echo, delay=0.02))
     assert [state.value for state in states] == [f"{i:02}" for i in range(30)]
     assert sorted(bodies) == [item["word"] for item in items]
+
+
+def test_items_that_share_arguments_run_one_after_the_other() -> None:
+    def order(items: Any, **options: Any) -> list[str]:
+        backend = MockBackend(lambda text, params: "")
+        ask.run_batch(items, backend=backend, **options)
+        return [call.prompt for call in backend.calls]
+
+    @st.function
+    def ask(s: st.ProgramState, question: str, text: str, times: int = 1) -> None:
+        s += text + question + st.gen("x")
+
+    items = [{"question": f"{q}", "text": text} for q in range(3) for text in ("mno", "abc", "mna")]
+    together = ["abc0", "abc1", "abc2", "mna0", "mna1", "mna2", "mno0", "mno1", "mno2"]
+    given = [item["text"] + item["question"] for item in items]
+    assert [items[i] for i, _ in depth_first(items)] == [item for _, item in depth_first(items)]
+    assert [item["text"] + item["question"] for _, item in depth_first(items)] == together
+    assert sorted(order(items, num_threads=2)) == together
+    assert order(items, num_threads=1) == given
+    tuples = [(item["question"], item["text"], 7) for item in items]
+    assert [item[1] + item[0] for _, item in depth_first(tuples)] == together
+    assert [i for i, _ in depth_first([3, {}, (), None])] == [0, 1, 2, 3]  # type: ignore[list-item]
 
 
 def test_items_may_be_positional_and_options_hold_for_all() -> None:
@@ -88,7 +111,8 @@ def test_an_error_in_an_items_last_expression_is_its_result() -> None:
 
 def test_the_first_error_is_raised_after_the_rest_has_stopped() -> None:
     backend = MockBackend(echo, delay=30)
-    items = [{"word": "a"}, {"word": "b"}, {"word": "bad", "fail": True}, {"word": "c"}]
+    items: list[Any] = [{"word": "c", "fail": True}, {"word": "bad", "fail": True}]
+    items += [{"word": "a"}, {"word": "b"}]  # those that do not fail come first
     bodies.clear()
     start = time.monotonic()
     with pytest.raises(ZeroDivisionError, match="bad"):
