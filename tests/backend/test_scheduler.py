@@ -104,9 +104,13 @@ def test_without_ageing_and_bound_a_cold_request_waits_for_as_long_as_hits_come(
 
 
 def test_ageing_lets_a_cold_request_pass_before_the_bound_does() -> None:
-    engine = SimulatedEngine(5_000, max_running=1, max_step_tokens=512)
+    aging = 16
+    order = LongestPrefixFirst(aging)
+    engine = SimulatedEngine(5_000, policy=order, max_running=1, max_step_tokens=512)
     cold = flood(engine, hot=400, output=2)
-    assert engine.overtaken[cold.request.arrival] <= 960 // AGING_TOKENS + 1 < MAX_OVERTAKEN
+    overtaken = engine.overtaken[cold.request.arrival]
+    assert AGING_TOKENS < aging
+    assert 960 // aging <= overtaken <= 960 // aging + 1 < MAX_OVERTAKEN
 
 
 @settings(max_examples=50, deadline=None)
