@@ -26,7 +26,7 @@ from stemma.backend.base import CacheMode, Namespace
 from stemma.backend.local.batch import Batch
 from stemma.backend.local.cache.eviction import POLICIES
 from stemma.backend.local.cache.kv_pool import PageAllocator
-from stemma.backend.local.cache.radix_cache import RadixCache
+from stemma.backend.local.cache.radix_cache import RadixCache, RadixNode
 from stemma.backend.local.detokenize import OutputText
 from stemma.backend.local.engine import Engine
 from stemma.backend.local.logit_rules import Draw
@@ -378,9 +378,19 @@ class Stubbed:
         left = len(self.scheduler.running), len(self.scheduler.waiting)
         raise AssertionError(f"after {at_most} steps still {left} running and waiting")
 
+    def check_slots(self) -> None:
+        """What the tree says is cached is what its slots hold."""
+        prefix_of: dict[RadixNode | None, bytes] = {None: b"", self.cache._tree.root: b""}
+        for node in self.cache._tree.nodes():
+            above = prefix_of[node.parent]
+            prefix_of[node] = above + bytes(node.key.tolist())
+            for layer, expected in zip(self.decoder.layers, kept_of(prefix_of[node]), strict=True):
+                assert (layer[node.slots] == expected[len(above) :]).all()
+
     def check_idle(self) -> None:
         """Nothing runs, waits, is locked or private; nothing is lost."""
         self.engine.check()
+        self.check_slots()
         stats = self.engine.stats()
         assert stats.running == stats.waiting == 0
         assert stats.protected_tokens == stats.private_tokens == 0

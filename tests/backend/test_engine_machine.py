@@ -40,7 +40,6 @@ from tests.backend.stubbed_for_tests import (
     Asking,
     InjectedFault,
     Stubbed,
-    kept_of,
     without_engine,
 )
 from tests.backend.watched_cache_for_tests import Place, WatchedCache
@@ -383,10 +382,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @invariant()
     def slots_hold_what_the_tree_says(self) -> None:
-        for node, path in self.watched.paths():
-            for layer, expected in zip(self.stubbed.decoder.layers, kept_of(path), strict=True):
-                start = len(path) - len(node)
-                assert (layer[node.slots] == expected[start:]).all()
+        self.stubbed.check_slots()
 
     def teardown(self) -> None:
         if self.engine is not None:
