@@ -22,10 +22,10 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from cache_traces import KINDS, Call, Ids, Trace, Writer, join
+from cache_traces import KINDS, Call, Round, Trace, Writer, join
 from rich.console import Console
 from rich.table import Table
-from simulated_engine import Job, SimulatedEngine, best_hit_rate
+from simulated_engine import Job, SimulatedEngine, best_hit_rate, new_tokens
 
 from stemma.backend.local.backend import LocalBackend
 from stemma.backend.local.waiting_order import LongestPrefixFirst
@@ -48,8 +48,6 @@ ALLOWED = 0.02
 
 def flood(seed: int) -> Trace:
     """Requests of which 96% hit the same 960 tokens, and 4% hit nothing."""
-    from cache_traces import Round
-
     w = Writer(seed)
     shared = w.text(960, 960)
     trace = []
@@ -62,11 +60,6 @@ def flood(seed: int) -> Trace:
 
 TRACES = {**KINDS, "flood": flood}
 ONLINE = ("chat", "few-shot", "agents", "RAG", "random", "flood")
-
-
-def distinct_tokens(texts: Sequence[Ids]) -> int:
-    total = sum(map(len, texts))
-    return round(total * (1 - best_hit_rate(list(texts))))
 
 
 # -- online
@@ -116,7 +109,7 @@ def online(kind: str, loads: Sequence[float], limit: int) -> list[Online]:
     trace = TRACES[kind](0)
     calls = list(islice((call for each in trace for call in each.calls), limit))
     longest = max(len(call.text) for call in calls)
-    distinct = distinct_tokens([call.text for call in calls])
+    distinct = sum(new_tokens([call.text for call in calls]))
     pool = max(int(POOL_SHARE * distinct), 2 * longest)
 
     def engine(**how: Any) -> SimulatedEngine:
@@ -194,7 +187,7 @@ def offline(kind: str, limit: int) -> Offline:
     trace = TRACES[kind](0)
     calls = list(islice((call for each in trace for call in each.calls), limit))
     longest = max(len(call.text) for call in calls)
-    distinct = distinct_tokens([call.text for call in calls])
+    distinct = sum(new_tokens([call.text for call in calls]))
     pools = [max(int(share * distinct), longest + 1) for share in OFFLINE_SHARES]
     pools.append(distinct + 64 * 32)  # all, and what those under way have in reserve
     best = best_hit_rate([call.prompt for call in calls])

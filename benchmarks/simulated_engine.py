@@ -7,6 +7,7 @@ Used by `scheduling.py` and by the tests of the scheduler.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -166,19 +167,24 @@ class SimulatedEngine:
         )
 
 
-def best_hit_rate(prompts: list[Ids]) -> float:
-    """The most that any order can hit: 1 - sum(max(1, new)) / sum(prompt tokens), where the new
-    tokens of a prompt are those that no prompt before it begins with, and one is always computed.
-    """
+def new_tokens(texts: Sequence[Ids]) -> list[int]:
+    """How many tokens of each text none before it begins with; the shortest come first."""
     tree = RadixTree(1)
-    computed = 0
-    for prompt in sorted(prompts, key=len):  # a prompt comes before those it is the beginning of
-        key = RadixKey(prompt, HOME)
+    found = []
+    for text in sorted(texts, key=len):  # a text comes before those it is the beginning of
+        key = RadixKey(text, HOME)
         path, length = tree.descend(key, len(key))
-        computed += max(1, len(key) - length)
         node, agrees = path[-1] if path else (tree.root, 0)
         if agrees < len(node):
             node = tree.split(node, agrees)
         if length < len(key):
-            tree.add(node, key, prompt, length)
-    return 1 - computed / sum(map(len, prompts))
+            tree.add(node, key, text, length)
+        found.append(len(key) - length)
+    return found
+
+
+def best_hit_rate(prompts: Sequence[Ids]) -> float:
+    """The most that any order can hit, where one token of every prompt is always computed:
+    1 - sum(max(1, new)) / sum(prompt tokens).
+    """
+    return 1 - sum(max(1, new) for new in new_tokens(prompts)) / sum(map(len, prompts))
