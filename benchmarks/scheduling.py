@@ -35,7 +35,7 @@ LOADS = (0.5, 0.8, 1.0, 1.5)
 POOL_SHARE = 0.25
 OFFLINE_SHARES = (0.05, 0.10, 0.25, 0.50)
 NEVER = 10**9
-OURS, UNBOUNDED = "lpm", "lpm, neither ageing nor bound"
+OURS, UNBOUNDED = "lpm", "lpm unbounded"
 ORDERS: dict[str, dict[str, Any]] = {
     OURS: {"policy": "lpm"},
     UNBOUNDED: {"policy": LongestPrefixFirst(aging=0), "max_overtaken": NEVER},
