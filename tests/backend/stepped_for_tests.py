@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stemma.backend.base import Completion, Namespace, Pending
+from stemma.backend.base import CacheMode, Completion, Namespace, Pending
 from stemma.backend.local.backend import LocalBackend
 from stemma.backend.local.request import Request
 from stemma.lang.sampling import SamplingParams
@@ -37,6 +37,7 @@ class Stepped:
         *,
         heal: np.ndarray | None = None,
         logprobs: bool = False,
+        cache: CacheMode = "read-write",
     ) -> int:
         """Hand in a request; gives its number."""
         handle: Pending[Completion] = Pending()
@@ -49,6 +50,7 @@ class Stepped:
             seed=params.seed or 0,
             heal=heal,
             next_logprob=1 if logprobs else None,
+            cache=cache,
         )
         self.requests.append(request)
         self.handles.append(handle)

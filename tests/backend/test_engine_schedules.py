@@ -1,4 +1,6 @@
-"""What a request gives is the same alone, without cache, as in any schedule with others."""
+"""What a request gives is the same alone, without cache, as in any schedule with others, on a cold
+cache as on a warm one.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stemma.backend.base import CacheMode
 from stemma.backend.local.waiting_order import WAITING_ORDERS
 from stemma.lang.errors import Cancelled, StemmaError
 from stemma.lang.sampling import SamplingParams
@@ -22,6 +25,9 @@ from tests.backend.stepped_for_tests import Stepped
 # Prompts are beginnings of these, with a tail: most share something, some are equal.
 STEMS = [[(7 * i * i + 3 * i + 11 * stem) % 480 + 3 for i in range(70)] for stem in range(2)]
 STEMS.append([*STEMS[0][:33], *STEMS[1][:20]])
+GREEDY = SamplingParams(temperature=0)
+PLAIN = SamplingParams(temperature=1.0)
+NUCLEUS = SamplingParams(temperature=1.3, top_p=0.9, top_k=40, min_p=0.01)
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,7 @@ class Work:
     length: int
     tail: tuple[int, ...]
     max_tokens: int
-    temperature: float
+    sampling: SamplingParams
     heal: bool
     logprobs: bool
 
@@ -43,19 +49,21 @@ class Work:
     @property
     def params(self) -> SamplingParams:
         seed = 100 * self.stem + self.length
-        return SamplingParams(
-            max_tokens=self.max_tokens, temperature=self.temperature, seed=seed, ignore_eos=True
-        )
+        return self.sampling.but(max_tokens=self.max_tokens, seed=seed, ignore_eos=True)
 
 
 @dataclass(frozen=True)
 class Visit:
-    """When a request comes, in steps, and when it is cancelled, in steps after that, if ever."""
+    """When a request comes, in steps, and when it is cancelled, in steps after that, if ever.
+
+    cache: what it takes from the cache and leaves there.
+    """
 
     work: Work
     arrival: int
     leaves_after: int | None
     hopeless: bool
+    cache: CacheMode
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,7 @@ class Setting:
     spare_rows: int
     spare_pages: int
     policy: str
+    eviction: str
     prefix_cache: bool
     failing_step: int | None
 
@@ -84,7 +93,7 @@ works = st.builds(
     length=st.one_of(st.integers(0, 50), st.sampled_from([15, 16, 17, 32, 33])),
     tail=st.lists(st.integers(3, 6), min_size=1, max_size=3).map(tuple),
     max_tokens=st.sampled_from([1, 2, 3, 12]),
-    temperature=st.sampled_from([0.0, 1.0]),
+    sampling=st.sampled_from([GREEDY, PLAIN, PLAIN, NUCLEUS]),
     heal=st.booleans(),
     logprobs=st.booleans(),
 )
@@ -94,6 +103,7 @@ visits = st.builds(
     arrival=st.integers(0, 12),
     leaves_after=st.one_of(st.none(), st.none(), st.integers(0, 12)),
     hopeless=st.sampled_from([False] * 9 + [True]),
+    cache=st.sampled_from(["read-write"] * 6 + ["read", "off"]),
 )
 schedules = st.lists(visits, min_size=1, max_size=8)
 any_setting = st.builds(
@@ -103,6 +113,7 @@ any_setting = st.builds(
     spare_rows=st.sampled_from([0, 1, 7, 60]),
     spare_pages=st.integers(0, 12),
     policy=st.sampled_from(list(WAITING_ORDERS)),
+    eviction=st.sampled_from(["program-aware", "lru", "mru"]),
     prefix_cache=st.sampled_from([True, True, True, False]),
     failing_step=st.one_of(st.none(), st.none(), st.integers(0, 15)),
 )
@@ -128,7 +139,9 @@ def alone(folder: Path) -> Iterator[Callable[[Work], Result]]:
     stepped.close()
 
 
-def submit(stepped: Stepped, work: Work, *, hopeless: bool = False) -> int:
+def submit(
+    stepped: Stepped, work: Work, *, hopeless: bool = False, cache: CacheMode = "read-write"
+) -> int:
     prompt, params = work.prompt, work.params
     heal = None
     if work.heal and len(prompt) > 1:
@@ -137,7 +150,7 @@ def submit(stepped: Stepped, work: Work, *, hopeless: bool = False) -> int:
     if hopeless:
         vocabulary = range(stepped.backend.config.vocab_size)
         params = params.but(logit_bias=tuple((i, -math.inf) for i in vocabulary))
-    return stepped.submit(prompt, params, heal=heal, logprobs=work.logprobs)
+    return stepped.submit(prompt, params, heal=heal, logprobs=work.logprobs, cache=cache)
 
 
 def result(stepped: Stepped, number: int) -> Result:
@@ -151,7 +164,9 @@ def result(stepped: Stepped, number: int) -> Result:
 
 
 def play(stepped: Stepped, schedule: list[Visit], failing_step: int | None) -> None:
-    """Bring and cancel the requests as planned, until all have ended."""
+    """Bring and cancel the requests as planned, until all have ended. They are the last in
+    `stepped.handles`, by arrival.
+    """
     forward = stepped.engine._forward
     steps = 0
 
@@ -163,19 +178,51 @@ def play(stepped: Stepped, schedule: list[Visit], failing_step: int | None) -> N
     stepped.engine._forward = maybe_fail  # type: ignore[method-assign]
     order = sorted(schedule, key=lambda visit: visit.arrival)
     leaving: list[tuple[int, int]] = []
+    coming = list(order)
     while steps < 2000:
-        while len(stepped.handles) < len(order) and order[len(stepped.handles)].arrival <= steps:
-            visit = order[len(stepped.handles)]
-            number = submit(stepped, visit.work, hopeless=visit.hopeless)
+        while coming and coming[0].arrival <= steps:
+            visit = coming.pop(0)
+            number = submit(stepped, visit.work, hopeless=visit.hopeless, cache=visit.cache)
             if visit.leaves_after is not None:
                 leaving.append((steps + visit.leaves_after, number))
         for _, number in [leave for leave in leaving if leave[0] == steps]:
             stepped.cancel(number)
         stepped.step()
         steps += 1
-        if len(stepped.handles) == len(order) and not stepped.has_work:
+        if not coming and not stepped.has_work:
+            stepped.engine._forward = forward  # type: ignore[method-assign]
             return
     raise AssertionError("the schedule does not come to an end")
+
+
+def check(
+    stepped: Stepped,
+    schedule: list[Visit],
+    first: int,
+    alone: Callable[[Work], Result],
+    *,
+    may_fail: bool,
+) -> None:
+    """The requests from number `first` on gave what each gives alone, or ended as planned."""
+    order = sorted(schedule, key=lambda visit: visit.arrival)
+    for number, visit in enumerate(order, start=first):
+        error = stepped.handles[number].future.exception(timeout=0)
+        if error is None:
+            assert not visit.hopeless
+            found, expected = result(stepped, number), alone(visit.work)
+            assert found.output_ids == expected.output_ids
+            assert found.text == expected.text
+            np.testing.assert_allclose(
+                found.prompt_logprobs, expected.prompt_logprobs, rtol=0, atol=1e-9
+            )
+        elif isinstance(error, Cancelled):
+            assert visit.leaves_after is not None
+            assert alone(visit.work).text.startswith(error.partial)
+        elif isinstance(error, RuntimeError):
+            assert may_fail
+        else:
+            assert isinstance(error, StemmaError)
+            assert visit.hopeless
 
 
 @settings(
@@ -194,28 +241,13 @@ def test_any_schedule_gives_what_each_request_gives_alone(
         max_running=setting.max_running,
         max_step_tokens=setting.max_running + setting.page_size + setting.spare_rows,
         policy=setting.policy,
+        eviction=setting.eviction,
         prefix_cache=setting.prefix_cache,
     )
     play(stepped, schedule, setting.failing_step)
-    order = sorted(schedule, key=lambda visit: visit.arrival)
-    for number, visit in enumerate(order):
-        error = stepped.handles[number].future.exception(timeout=0)
-        if error is None:
-            assert not visit.hopeless
-            found, expected = result(stepped, number), alone(visit.work)
-            assert found.output_ids == expected.output_ids
-            assert found.text == expected.text
-            np.testing.assert_allclose(
-                found.prompt_logprobs, expected.prompt_logprobs, rtol=0, atol=1e-9
-            )
-        elif isinstance(error, Cancelled):
-            assert visit.leaves_after is not None
-            assert alone(visit.work).text.startswith(error.partial)
-        elif isinstance(error, RuntimeError):
-            assert setting.failing_step is not None
-        else:
-            assert isinstance(error, StemmaError)
-            assert visit.hopeless
+    check(stepped, schedule, 0, alone, may_fail=setting.failing_step is not None)
+    play(stepped, schedule, None)  # on what the first time has left
+    check(stepped, schedule, len(schedule), alone, may_fail=False)
     stats = stepped.backend.stats()
     assert stats.running == stats.waiting == 0
     assert stats.protected_tokens == stats.private_tokens == 0
@@ -232,13 +264,13 @@ def test_healing_at_the_edge_of_a_chunk(
         folder, kv_tokens=64, page_size=page_size, max_running=1, max_step_tokens=page_size + 1
     )
     for length in range(1, 2 * page_size + 4):
-        healed = Work(0, length, (3,), max_tokens=3, temperature=1.0, heal=True, logprobs=False)
+        healed = Work(0, length, (3,), max_tokens=3, sampling=PLAIN, heal=True, logprobs=False)
         for steps in (1, 2):  # what it leaves in the cache when it goes early is right
             gone = submit(stepped, healed)
             for _ in range(steps):
                 stepped.step()
             stepped.cancel(gone)
-            for work in (Work(0, length, (3, 4), 2, 0.0, heal=False, logprobs=False), healed):
+            for work in (Work(0, length, (3, 4), 2, GREEDY, heal=False, logprobs=False), healed):
                 number = submit(stepped, work)
                 stepped.run(at_most=40)
                 assert result(stepped, number).output_ids == alone(work).output_ids
@@ -251,11 +283,11 @@ def test_healing_where_the_rows_of_a_chunk_are_those_of_another_request(
     stepped = Stepped(
         folder, kv_tokens=400, page_size=16, policy="fcfs", max_running=6, max_step_tokens=22
     )
-    plain = {"max_tokens": 9, "temperature": 1.0, "heal": False, "logprobs": False}
+    plain = {"max_tokens": 9, "sampling": PLAIN, "heal": False, "logprobs": False}
     # In the second step four requests decode, the first takes the 18 rows that are left, and the
     # second shares those up to its last token but has no row left for that one.
     first = Work(0, 33, (3,), **plain)
-    second = Work(0, 32, (4,), max_tokens=9, temperature=1.0, heal=True, logprobs=False)
+    second = Work(0, 32, (4,), max_tokens=9, sampling=PLAIN, heal=True, logprobs=False)
     others = [Work(1, 0, (token,), **plain) for token in (3, 4, 5, 6)]
     numbers = [submit(stepped, work) for work in (first, second, *others)]
     stepped.step()
