@@ -133,7 +133,7 @@ def process_around(command: str) -> list[str]:
         "import atexit, os, signal, sys, types, stemma.cli",
         "interrupt = lambda: os.kill(os.getpid(), signal.SIGINT)",
         "commands = sys.modules['stemma.commands.app'] = types.ModuleType('stemma.commands.app')",
-        "def app():",
+        "def app(prog_name):",
         *(f"    {line}" for line in command.splitlines()),
         "    print('went on')",
         "commands.app = app",
