@@ -61,8 +61,9 @@ class Batch:
         self._total = len(items) if isinstance(items, Sized) else None
         self._threads = count if self._total is None else max(1, min(count, self._total))
         self._prepare = prepare
-        gathered = isinstance(items, Sequence) and not lazy and self._threads > 1
-        self._items = depth_first(items) if gathered else enumerate(items)
+        self._items: Iterator[tuple[int, BatchItem]] = enumerate(items)
+        if isinstance(items, Sequence) and not lazy and self._threads > 1:
+            self._items = depth_first(items)
         self._options = options
         self._progress = BatchProgress(self._total) if progress else None
         self._stop_at_error = stop_at_error

@@ -112,8 +112,9 @@ class HeaviestSubtreeFirst:
         weights: dict[RadixNode | None, int] = {None: 0}
         below: dict[RadixNode | None, list[RadixNode]] = {}
         ending: dict[RadixNode | None, list[Request]] = {}
+        above: RadixNode | None
         for request in waiting:
-            above: RadixNode | None = None
+            above = None
             for node in memory.path(request):
                 if node not in weights:
                     weights[node] = 0
@@ -125,9 +126,9 @@ class HeaviestSubtreeFirst:
         backwards: list[Request] = []
         stack: list[RadixNode | None] = [None]
         while stack:
-            node = stack.pop()
-            backwards += reversed(ending.get(node, ()))
-            stack += sorted(below.get(node, ()), key=lambda child: -weights[child])
+            above = stack.pop()
+            backwards += reversed(ending.get(above, ()))
+            stack += sorted(below.get(above, ()), key=lambda child: -weights[child])
         return backwards[::-1]
 
 
