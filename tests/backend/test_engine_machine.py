@@ -50,6 +50,7 @@ NAMESPACES = [Namespace(), Namespace(salt="ab", extra_key="c"), Namespace(salt="
 STEMS = [bytes((7 * i * i + 3 * i + 5 * stem) % 20 + 1 for i in range(40)) for stem in range(2)]
 STEMS.append(STEMS[0][:17] + STEMS[1][:20])
 LONGEST = 48
+FAULTS = ["forward", "sample", "alloc"]
 KV_TOKENS = {1: 90, 4: 92, 16: 160}
 """Room for one of the longest requests, and not for two."""
 
@@ -173,6 +174,7 @@ class EngineMachine(RuleBasedStateMachine):
         kind=kinds,
         output=st.sampled_from([0, 1, 2, 5, 20, 60, 60]),
         namespace=st.sampled_from([NAMESPACES[0], NAMESPACES[0], *NAMESPACES]),
+        fault=st.sampled_from([None, None, None, *FAULTS]),
     )
     def submit(
         self,
@@ -182,8 +184,11 @@ class EngineMachine(RuleBasedStateMachine):
         kind: Asked,
         output: int,
         namespace: Namespace,
+        fault: str | None,
     ) -> None:
-        """Requests that begin alike, as many samples of each."""
+        """Requests that begin alike, some samples of each; their first step may go wrong."""
+        if fault is not None:
+            self.stubbed.faults.arm(fault, 1)
         beginning = self.beginning(prompt)
         wanted = []
         for number in range(tails):
@@ -214,7 +219,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.one_step()
 
     @precondition(lambda self: self.stubbed.has_work)
-    @rule(kind=st.sampled_from(["forward", "sample", "alloc"]), number=st.integers(1, 3))
+    @rule(kind=st.sampled_from(FAULTS), number=st.integers(1, 3))
     def fail(self, kind: str, number: int) -> None:
         """A forward pass, a drawing or an allocation of the next steps goes wrong."""
         faults = self.stubbed.faults
