@@ -240,25 +240,25 @@ def share_table(model: str | None, console: Console) -> None:
             params = SamplingParams(max_tokens=new, n=n, seed=1, ignore_eos=True)
             backend.warmup()
             backend.generate([stem], params.but(n=1, max_tokens=1))
-            memory, scheduler = backend.engine.scheduler.memory, backend.engine.scheduler
-            total, tree, scheduling = Watch(), Watch(), Watch()
-            total.over(backend.engine, "step")
+            memory, tree = backend.engine.scheduler.memory, Watch()
             tree.over(
                 memory.cache,
                 *("match_prefix", "peek", "insert", "evict", "hold", "let_go"),
                 *("inc_lock_ref", "dec_lock_ref", "commit"),
             )
             tree.over(memory.allocator, "alloc", "free")
-            scheduling.over(scheduler, "schedule", "commit", "finish")
-            before = backend.stats().steps
+            before = backend.stats()
             backend.generate(prompts, params)
-            steps = backend.stats().steps - before
+            after = backend.stats()
+            steps = after.steps - before.steps
+            seconds = after.step_seconds - before.step_seconds
+            scheduling = after.scheduling_seconds - before.scheduling_seconds
             table.add_row(
                 name,
                 f"{steps}",
-                f"{1e3 * total.seconds / steps:.1f}",
-                f"{tree.seconds / total.seconds:.2%}",
-                f"{scheduling.seconds / total.seconds:.2%}",
+                f"{1e3 * seconds / steps:.1f}",
+                f"{tree.seconds / seconds:.2%}",
+                f"{scheduling / seconds:.2%}",
             )
     console.print(table)
 
