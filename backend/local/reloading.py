@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stemma.backend.local.compiled.adopt import compile_engine
 from stemma.backend.local.model.default_model import resolve_model
-from stemma.backend.local.model.loader import load_model
 from stemma.lang.errors import InvalidArgument, ModelLoadError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def reload_weights(backend: LocalBackend, model: str | Path | None) -> None:
     engine = backend.engine
     engine.check_may_wait()
     source = resolve_model(model) if model is not None else backend.model_source
-    loaded = load_model(source, device=backend.device, dtype=backend.dtype)
+    loaded = backend.load(source)
     if loaded.config != backend.config:
         raise ModelLoadError(
             f"{loaded.name} has another shape than {backend.model_name}, whose place its weights "
@@ -39,3 +39,4 @@ def reload_weights(backend: LocalBackend, model: str | Path | None) -> None:
         engine.scheduler.memory.flush()
 
     engine.call(swap)
+    compile_engine(engine, backend.model_folder, backend.quantization, backend.compile)

@@ -15,9 +15,6 @@ import numpy as np
 
 from stemma.backend.local.batch import Batch, Rows, Slots
 
-MAX_GROUP_PAIRS = 1 << 14
-"""(row, key) pairs of one ragged group, padding included: bounds the memory it is gathered into."""
-
 
 @dataclass(frozen=True, slots=True)
 class Costs:
@@ -25,8 +22,8 @@ class Costs:
 
     item: a dense item, whatever its size. dense_key: reading a key and its value in one, for all
     its rows. dense_pair: a (row, key) pair in one. gathered_key: first copying the key and value
-    out of scattered slots. ragged: one more group of the ragged rest, whatever its size.
-    ragged_pair: a (row, key) pair in it, the copy and padding included.
+    out of scattered slots. ragged: the ragged rest, whatever its size. ragged_pair: a (row, key)
+    pair in it, copies and padding included.
     """
 
     item: float
@@ -44,6 +41,11 @@ CPU_COSTS = Costs(
 values from memory rather than from a cache level: a span under one row is worth an item from about
 1,500 keys, under 32 rows from about 10.
 """
+
+KERNEL_COSTS = Costs(
+    item=25.0, dense_key=0.1, dense_pair=0.013, gathered_key=0.1, ragged=6.0, ragged_pair=0.04
+)
+"""The same with the C++ kernel for the ragged rest, which copies nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,24 +68,28 @@ class DenseItem:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RaggedGroup:
-    """Rows with few keys of their own: row rows[i] sees the keys at slots[i, :lengths[i]].
+class Ragged:
+    """Rows with few keys of their own: rows[i] sees the keys at slots[starts[i] : starts[i + 1]].
 
-    rows: int64[n], ascending. lengths: int64[n], at least 1. slots: int64[n, max(lengths)], padded
-    with a slot of the same row.
+    rows: int64[n], ascending. starts: int64[n + 1], rising: no row without keys. slots: int64.
     """
 
     rows: Rows
+    starts: Rows
     slots: Rows
-    lengths: Rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """The items of one step. A row is in any number of dense items and at most one ragged group."""
+    """The items of one step. A row is in any number of them, and at most once in the ragged
+    rest.
+    """
 
     items: list[DenseItem]
-    ragged: list[RaggedGroup]
+    ragged: Ragged
 
 
 @dataclass(slots=True, eq=False)
@@ -130,7 +136,7 @@ def make_plan(batch: Batch, *, costs: Costs = CPU_COSTS, window: int | None = No
     if _items_cost_less(small, rest, costs):
         dense, small = dense + small, []
     items = [item for span in dense for item in _items(span, batch.positions, costs, window)]
-    return Plan(items, _ragged_groups(small, batch.positions, costs, window))
+    return Plan(items, _ragged(small, batch.positions, window))
 
 
 def _items_cost_less(spans: list[_Span], limit: float, costs: Costs) -> bool:
@@ -216,10 +222,8 @@ def _stretches(span: _Span, costs: Costs) -> Iterator[tuple[int, int, bool]]:
         yield pending, span.keys, runs == 1
 
 
-def _ragged_groups(
-    spans: list[_Span], positions: Rows, costs: Costs, window: int | None
-) -> list[RaggedGroup]:
-    """Collect the keys of each row and group rows of similar length."""
+def _ragged(spans: list[_Span], positions: Rows, window: int | None) -> Ragged:
+    """Collect the keys of each row, those of its ancestors first."""
     tails: dict[int, list[Slots]] = {}
     for span in spans:
         slots = span.slots
@@ -230,35 +234,11 @@ def _ragged_groups(
                 first = min(max(0, int(positions[row]) - window + 1 - span.first_key), stop)
             if first < stop:
                 tails.setdefault(row, []).append(slots[first:stop])
-    lengths = {row: sum(map(len, parts)) for row, parts in tails.items()}
-    return [
-        _ragged_group(sorted(rows), tails, lengths)
-        for rows in _by_length(lengths, spare=costs.ragged / costs.ragged_pair)
-    ]
-
-
-def _by_length(lengths: dict[int, int], *, spare: float) -> list[list[int]]:
-    """Group rows of similar length: padding is at most a quarter of a group, or `spare` pairs."""
-    groups: list[list[int]] = []
-    pairs = padding = longest = 0
-    for row in sorted(lengths, key=lambda row: -lengths[row]):
-        padding += longest - lengths[row]
-        pairs += longest
-        if not groups or padding > max(spare, pairs / 4) or pairs > MAX_GROUP_PAIRS:
-            groups.append([])
-            pairs, padding, longest = lengths[row], 0, lengths[row]
-        groups[-1].append(row)
-    return groups
-
-
-def _ragged_group(
-    rows: list[int], tails: dict[int, list[Slots]], lengths: dict[int, int]
-) -> RaggedGroup:
-    length = np.array([lengths[row] for row in rows], dtype=np.int64)
-    keys = np.concatenate([part for row in rows for part in tails[row]])
-    first = np.cumsum(length) - length
-    column = np.arange(int(length.max()))
-    index = first[:, None] + np.where(column < length[:, None], column, 0)
-    return RaggedGroup(
-        rows=np.array(rows, dtype=np.int64), slots=keys[index].astype(np.int64), lengths=length
+    rows = sorted(tails)
+    parts = [part for row in rows for part in tails[row]]
+    lengths = [sum(map(len, tails[row])) for row in rows]
+    return Ragged(
+        rows=np.array(rows, dtype=np.int64),
+        starts=np.cumsum([0, *lengths], dtype=np.int64),
+        slots=np.concatenate(parts, dtype=np.int64) if parts else np.empty(0, dtype=np.int64),
     )

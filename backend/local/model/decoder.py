@@ -7,8 +7,8 @@ Made and filled by the loader, called by the engine.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Protocol, cast
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,13 @@ class Attend(Protocol):
         q and k are rotated, not scaled. All three are views: dense within a row, rows lie apart.
         """
         ...
+
+
+class Compiled(NamedTuple):
+    """Functions that do the same as `Decoder.eager_between` and `Decoder.eager_head`, faster."""
+
+    between: Callable[[int, Tensor, Tensor, Tensor, Tensor], Sequence[Tensor]]
+    head: Callable[[Tensor], Tensor]
 
 
 class Linear(nn.Linear):
@@ -72,10 +79,12 @@ class Decoder(nn.Module):
     """Embedding, layers, final norm, head. Its weights are uninitialised until a loader fills them.
 
     device and dtype are fixed here. Rotary angles are float32 in every dtype, as in training.
+    compiled: may be set between two steps.
     """
 
     blocks: Sequence[Block]
     frequencies: Tensor
+    compiled: Compiled | None = None
 
     def __init__(self, config: DecoderConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
@@ -85,9 +94,9 @@ class Decoder(nn.Module):
         blocks = [Block(config, device, dtype) for _ in range(config.num_layers)]
         self.blocks = cast("Sequence[Block]", nn.ModuleList(blocks))
         self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps, device=device, dtype=dtype)
-        self.head = self.embedding
-        if not config.tied_embeddings:
-            self.head = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.head = Linear(config.hidden_size, config.vocab_size, False, device, dtype)
+        if config.tied_embeddings:
+            self.head.weight = self.embedding
         self.register_buffer("frequencies", rope_frequencies(config).to(device), persistent=False)
         self.requires_grad_(False)
 
@@ -95,15 +104,29 @@ class Decoder(nn.Module):
         """Token ids [rows] and their positions [rows], int64 -> hidden states [rows, hidden]."""
         x = F.embedding(token_ids, self.embedding)
         cos, sin = rope_rotation(positions, self.frequencies, x.dtype)
-        for layer, block in enumerate(self.blocks):
-            q, k, v = block.project(x, cos, sin)
-            x = block.finish(x, attend(layer, q, k, v))
+        q, k, v = self.blocks[0].project(x, cos, sin)
+        between = self.compiled.between if self.compiled else self.eager_between
+        last = len(self.blocks) - 1
+        for layer in range(last):
+            x, q, k, v = between(layer, x, attend(layer, q, k, v), cos, sin)
+        x = self.blocks[last].finish(x, attend(last, q, k, v))
         hidden: Tensor = self.norm(x)
         return hidden
 
+    def eager_between(
+        self, layer: int, x: Tensor, attended: Tensor, cos: Tensor, sin: Tensor
+    ) -> Sequence[Tensor]:
+        """From the attention of a layer to that of the next: x, q, k, v."""
+        x = self.blocks[layer].finish(x, attended)
+        return x, *self.blocks[layer + 1].project(x, cos, sin)
+
+    def eager_head(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.head(hidden)
+        return logits
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [n, hidden] -> [n, vocab], float32, or float64 for a float64 decoder."""
-        logits = F.linear(hidden, self.head)
+        logits = self.compiled.head(hidden) if self.compiled else self.eager_head(hidden)
         return logits if logits.dtype == torch.float64 else logits.float()
 
 

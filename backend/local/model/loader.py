@@ -18,6 +18,7 @@ from torch import Tensor
 
 from stemma.backend.local.model.config import DecoderConfig
 from stemma.backend.local.model.decoder import Decoder
+from stemma.backend.local.model.quantize import Quantization, quantize
 from stemma.lang.errors import ModelLoadError
 
 _FLOAT_TYPES = ("F64", "F32", "F16", "BF16")  # as safetensors names them
@@ -29,7 +30,8 @@ class LoadedModel:
     """A decoder ready to run, and where it came from.
 
     folder: holds its config and tokenizer files. name: for people. version: changes whenever the
-    files do; cached state of different versions must never be shared.
+    files, the dtype or the quantization do; cached state of different versions must never be
+    shared.
     """
 
     decoder: Decoder
@@ -40,22 +42,29 @@ class LoadedModel:
 
 
 def load_model(
-    source: str | Path, *, device: torch.device | str, dtype: torch.dtype
+    source: str | Path,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    quantization: Quantization | None = None,
 ) -> LoadedModel:
     """Load a local folder of safetensors, a GGUF file (converted once) or a hub id (fetched once).
 
-    Weights are converted to `dtype` on the way to `device`. Raises ModelLoadError naming the source
-    and what is wrong with it.
+    Weights are converted to `dtype` on the way to `device`, then quantised. Raises ModelLoadError
+    naming the source and what is wrong with it.
     """
     folder, name = _find(source)
     try:
         config = read_config(folder)
         files = weight_files(folder)
-        version = fingerprint(folder, files)
+        version = f"{fingerprint(folder, files)}-{str(dtype).removeprefix('torch.')}"
         decoder = _empty_decoder(config, device, dtype)
         fill(decoder, files)
     except ModelLoadError as error:
         raise ModelLoadError(f"cannot load {folder}: {error}") from error.__cause__
+    if quantization is not None:
+        quantize(decoder)
+        version += f"-{quantization}"
     return LoadedModel(decoder, config, folder, name, version)
 
 
@@ -110,7 +119,7 @@ def checkpoint_views(decoder: Decoder) -> dict[str, Tensor]:
         "model.norm.weight": decoder.norm.weight,
     }
     if not config.tied_embeddings:
-        views[_HEAD] = decoder.head
+        views[_HEAD] = decoder.head.weight
     for layer, block in enumerate(decoder.blocks):
         at = f"model.layers.{layer}"
         views[f"{at}.input_layernorm.weight"] = block.attention_norm.weight
@@ -149,8 +158,8 @@ def fill(decoder: Decoder, files: list[Path]) -> None:
         for name, view in views.items():
             view.copy_(sources[name].get_tensor(name))
         if tied and _HEAD in sources:
-            head = sources[_HEAD].get_tensor(_HEAD).to(decoder.head)
-            if not torch.equal(head, decoder.head):
+            head = sources[_HEAD].get_tensor(_HEAD).to(decoder.head.weight)
+            if not torch.equal(head, decoder.head.weight):
                 raise ModelLoadError(f"the embeddings are tied (config.json), but {_HEAD} differs")
 
 

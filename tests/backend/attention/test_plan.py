@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stemma.backend.local.attention.plan import CPU_COSTS, MAX_GROUP_PAIRS, Costs, Plan, make_plan
+from stemma.backend.local.attention.padding import MAX_GROUP_PAIRS, padded_groups
+from stemma.backend.local.attention.plan import CPU_COSTS, Costs, Plan, make_plan
 from stemma.backend.local.batch import Batch, Entry, build_batch
 
 ITEMS_ONLY = Costs(
@@ -63,10 +64,10 @@ def covered_pairs(plan: Plan, batch: Batch) -> Counter[tuple[int, int]]:
                 left_behind = item.window is not None and key <= position - item.window
                 if not ahead and not left_behind:
                     pairs[int(batch.slots[row]), slot] += 1
-    for group in plan.ragged:
-        for row, slots, length in zip(group.rows, group.slots, group.lengths, strict=True):
-            for slot in slots[:length].tolist():
-                pairs[int(batch.slots[row]), slot] += 1
+    ragged = plan.ragged
+    for row, start, stop in zip(ragged.rows, ragged.starts, ragged.starts[1:], strict=False):
+        for slot in ragged.slots[start:stop].tolist():
+            pairs[int(batch.slots[row]), slot] += 1
     return pairs
 
 
@@ -109,17 +110,31 @@ def test_items_keep_what_they_promise(
         if item.window is not None:
             assert item.window == window
             assert item.first_key <= rows.max() - item.window
-    seen: set[int] = set()
-    for group in plan.ragged:
+    ragged = plan.ragged
+    assert np.all(np.diff(ragged.rows) > 0)
+    assert np.all(np.diff(ragged.starts) > 0)
+    assert (ragged.starts[0], ragged.starts[-1]) == (0, len(ragged.slots))
+
+
+@settings(deadline=None)
+@given(steps(), costs)
+def test_padded_groups_hold_the_same_keys_and_little_else(
+    entries: list[Entry], costs: Costs
+) -> None:
+    ragged = make_plan(build_batch(entries), costs=costs).ragged
+    found = {}
+    for group in padded_groups(ragged, costs):
         assert np.all(np.diff(group.rows) > 0)
-        assert not seen & set(group.rows.tolist())
-        seen |= set(group.rows.tolist())
-        assert group.lengths.min() >= 1
         assert group.slots.shape == (len(group.rows), group.lengths.max())
         padding = group.slots.size - int(group.lengths.sum())
         assert padding <= max(costs.ragged / costs.ragged_pair, group.slots.size / 4)
-        for slots, length in zip(group.slots, group.lengths, strict=True):
+        for row, slots, length in zip(group.rows, group.slots, group.lengths, strict=True):
             assert set(slots[length:].tolist()) <= {slots[0]}
+            assert int(row) not in found
+            found[int(row)] = slots[:length].tolist()
+    for i, row in enumerate(ragged.rows.tolist()):
+        assert found.pop(row) == ragged.slots[ragged.starts[i] : ragged.starts[i + 1]].tolist()
+    assert not found
 
 
 def step(*entries: tuple[list[int], int]) -> Batch:
@@ -143,28 +158,27 @@ def branches(count: int, shared: int, tail: int) -> Batch:
     )
 
 
-def test_a_shared_prefix_is_one_view_and_the_tails_are_one_ragged_group() -> None:
+def test_a_shared_prefix_is_one_view_and_the_tails_are_the_ragged_rest() -> None:
     plan = make_plan(branches(32, shared=1000, tail=32))
     (item,) = plan.items
     assert (item.row_start, item.row_stop, len(item.slots)) == (0, 32, 1000)
     assert item.contiguous
-    (group,) = plan.ragged
-    assert group.rows.tolist() == list(range(32))
-    assert group.lengths.tolist() == [32] * 32
+    assert plan.ragged.rows.tolist() == list(range(32))
+    assert np.diff(plan.ragged.starts).tolist() == [32] * 32
 
 
 def test_one_sequence_is_one_item() -> None:
     plan = make_plan(branches(1, shared=200, tail=1))
     (item,) = plan.items
     assert (item.causal, item.contiguous, len(item.slots)) == (False, True, 201)
-    assert plan.ragged == []
+    assert not len(plan.ragged)
 
 
 def test_long_private_spans_are_views() -> None:
     plan = make_plan(branches(20, shared=0, tail=2000))
     assert len(plan.items) == 20
     assert all(item.contiguous and len(item.slots) == 2000 for item in plan.items)
-    assert plan.ragged == []
+    assert not len(plan.ragged)
 
 
 def test_long_runs_stay_views_and_short_runs_between_them_are_gathered_once() -> None:
@@ -201,14 +215,16 @@ def test_padding_is_bounded_by_grouping_rows_of_similar_length() -> None:
     batch = step(*((list(range(a, a + n)), n - 1) for a, n in zip(starts, sizes, strict=False)))
     plan = make_plan(batch, costs=RAGGED_ONLY)
     assert plan.items == []
-    by_length = sorted(sorted(group.lengths.tolist()) for group in plan.ragged)
+    groups = padded_groups(plan.ragged, RAGGED_ONLY)
+    by_length = sorted(sorted(group.lengths.tolist()) for group in groups)
     assert by_length == [[1], [2, 3, 4], [100, 110], [990, 1000]]
 
 
-def test_a_ragged_group_is_bounded_in_memory() -> None:
+def test_a_padded_group_is_bounded_in_memory() -> None:
     plan = make_plan(branches(60, shared=0, tail=1000), costs=RAGGED_ONLY)
-    assert [group.slots.shape for group in plan.ragged] == [(16, 1000)] * 3 + [(12, 1000)]
-    assert all(group.slots.size <= MAX_GROUP_PAIRS for group in plan.ragged)
+    groups = padded_groups(plan.ragged, RAGGED_ONLY)
+    assert [group.slots.shape for group in groups] == [(16, 1000)] * 3 + [(12, 1000)]
+    assert all(group.slots.size <= MAX_GROUP_PAIRS for group in groups)
 
 
 def test_a_torn_span_that_is_read_once_is_not_gathered_twice() -> None:
@@ -216,7 +232,7 @@ def test_a_torn_span_that_is_read_once_is_not_gathered_twice() -> None:
     torn = list(range(0, 4000, 2))
     plan = make_plan(step((torn, len(torn) - 1)))
     assert plan.items == []
-    assert plan.ragged[0].lengths.tolist() == [2000]
+    assert plan.ragged.starts.tolist() == [0, 2000]
 
 
 def test_a_window_drops_the_keys_that_no_row_sees() -> None:
@@ -229,4 +245,4 @@ def test_a_window_drops_the_keys_that_no_row_sees() -> None:
 def test_a_step_without_rows_has_an_empty_plan(window: int | None) -> None:
     plan = make_plan(build_batch([]), costs=CPU_COSTS, window=window)
     assert plan.items == []
-    assert plan.ragged == []
+    assert not len(plan.ragged)

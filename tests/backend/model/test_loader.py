@@ -139,7 +139,7 @@ def test_stored_rotary_frequencies_of_old_checkpoints_are_passed_over(tiny_folde
 def test_a_head_beside_tied_embeddings_must_equal_them(make_model: Any, tmp_path: Path) -> None:
     make_model("tied").save_pretrained(tmp_path)
     decoder = load(tmp_path).decoder
-    assert decoder.head is decoder.embedding
+    assert decoder.head.weight is decoder.embedding
     embedding = decoder.embedding
     edit_weights(tmp_path, lambda t: t.update({"lm_head.weight": embedding.clone()}))
     assert load(tmp_path).config.tied_embeddings
@@ -196,9 +196,12 @@ def test_a_device_that_is_not_there_is_named_with_the_size(tiny_folder: Path, de
         load_model(tiny_folder, device=device, dtype=torch.float32)
 
 
-def test_the_version_changes_with_the_weights_or_the_config_only(tiny_folder: Path) -> None:
+def test_the_version_changes_with_all_that_the_cache_depends_on(tiny_folder: Path) -> None:
     first = load(tiny_folder).version
-    assert load(tiny_folder, torch.float64).version == first
+    assert load(tiny_folder).version == first
+    assert load(tiny_folder, torch.float64).version != first
+    eight = load_model(tiny_folder, device="cpu", dtype=torch.float32, quantization="int8")
+    assert eight.version != first
     edit_weights(tiny_folder, lambda t: t["model.norm.weight"].add_(1))  # type: ignore[arg-type,return-value]
     second = load(tiny_folder).version
     edit_config(tiny_folder, rms_norm_eps=1e-3)

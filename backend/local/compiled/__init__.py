@@ -1,0 +1,1 @@
+"""Parts of the engine as machine code: built once per machine, kept on disk, used when ready."""
