@@ -44,7 +44,9 @@ format: $(VENV)/dev.stamp  ## repair what ruff can repair
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/bench.stamp $(LINKS)  ## all benchmarks, each printing its table
+# `make bench SUITE="--quick --llama-cpp-python ..."` passes options to the suite.
+bench: $(VENV)/bench.stamp $(LINKS)  ## all benchmarks, each printing its table; the suite of workloads first
+	$(BIN)/python benchmarks/suite $(SUITE)
 	set -e; for file in benchmarks/*.py; do $(BIN)/python $$file; done
 
 dev: $(VENV)/links.stamp  ## install so that editors and type checkers follow

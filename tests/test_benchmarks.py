@@ -1,0 +1,128 @@
+"""The benchmark suite on a tiny model: its figures mean nothing here, its work is whole."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from suite import command
+from suite.command import run_suite
+from suite.contenders import Contender, Peer, Stemma, run_program
+from suite.measure import Measured, Runs
+from suite.peers.serve import Setup
+from suite.recorder import Recorder
+from suite.report import as_json, latency_table, table
+from suite.work import Outcome, Replay
+from suite.workloads import WORKLOADS, Size
+
+import stemma as st
+from tests.conftest import TinyModel
+
+TINY = Size(count=0.1, length=0.03)
+CONSOLE = Console(file=sys.stderr, width=200)
+
+
+@pytest.fixture(scope="module")
+def setup(tiny_model: TinyModel) -> Setup:
+    folder = tiny_model(max_position_embeddings=8192)
+    return Setup(model=str(folder), gguf=None, threads=1, kv_tokens=32_768, seed=7)
+
+
+@pytest.fixture(scope="module")
+def backend(setup: Setup) -> Iterator[st.LocalBackend]:
+    with st.LocalBackend(setup.model, compile=False, kv_tokens=setup.kv_tokens) as backend:
+        yield backend
+
+
+def suite_on(setup: Setup, contenders: list[Contender], names: list[str]) -> Measured:
+    return run_suite(contenders, names, setup, size=TINY, pairs=2, patience_s=60, console=CONSOLE)
+
+
+def test_every_workload_runs_on_ours_and_on_a_peer(setup: Setup, tmp_path: Path) -> None:
+    ours = Stemma("ours", "fp32", compile=False)
+    peer = Peer("", "transformers", sys.executable, remedy="none", log=tmp_path / "log")
+    missing = Peer("llama.cpp", "llama-cpp", None, remedy="install it", log=tmp_path / "log")
+    measured = suite_on(setup, [ours, peer, missing], list(WORKLOADS))
+
+    assert len(measured.runs) == len(WORKLOADS)
+    for runs in measured.runs:
+        assert not runs.failures
+        assert [len(outcomes) for outcomes in runs.outcomes.values()] == [2, 2]
+        own, others = runs.outcomes["fp32"][0], runs.outcomes["transformers"][0]
+        assert own.output_tokens == others.output_tokens
+        assert 0 < own.rows < others.rows
+        assert runs.ratio("fp32", "fp32") == 1
+        assert 0 < runs.floors["fp32"] < runs.seconds("fp32")
+    by_name = dict(zip(WORKLOADS, measured.runs, strict=True))
+    assert by_name["no-sharing"].hit_rate("fp32") < 0.1 < by_name["rag"].hit_rate("fp32")
+
+    console = Console(width=200, record=True, file=sys.stderr)
+    console.print(table(measured, "the title"))
+    console.print(latency_table(measured))
+    printed = console.export_text()
+    assert "the title" in printed
+    assert "llama-cpp: left out: no interpreter that has it: install it" in printed
+    assert "8 chats at once" in printed
+    found = json.loads(json.dumps(as_json(measured, {})))
+    assert found["workloads"][0]["results"]["transformers"]["ratios"]["fp32"] > 0
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_replay_asks_for_the_texts_that_the_program_asked_for(
+    backend: st.LocalBackend, name: str
+) -> None:
+    recorder = Recorder(backend, quiet_s=0.05)
+    prompts: dict[int, list[int]] = {}
+    try:
+        run_program(WORKLOADS[name](TINY), recorder, seed=7)
+    finally:
+        recorder.close()
+    replay = Replay(recorder.calls)
+    for ready in replay.rounds():
+        for call in ready:
+            prompts[call.index] = call.prompt
+            written = recorder.texts[call.index][len(call.prompt) :]
+            replay.wrote(call.index, written)
+            assert bool(call.new) != bool(call.choices)
+            assert call.choices or len(written) <= call.new
+    assert len(prompts) == len(recorder.calls)
+    for index, text in enumerate(recorder.texts):
+        assert text[: len(prompts[index])] == prompts[index]
+
+
+def test_a_peer_that_fails_is_told_and_the_others_go_on(setup: Setup, tmp_path: Path) -> None:
+    ours = Stemma("ours", "fp32", compile=False)
+    broken = Peer("", "vllm", sys.executable, remedy="install vLLM", log=tmp_path / "log")
+    measured = suite_on(setup, [broken, ours], ["no-sharing"])
+    assert list(measured.names) == ["fp32"]
+    assert "No module named 'vllm'" in measured.skipped["vllm"]
+    assert "install vLLM" in measured.skipped["vllm"]
+
+
+def test_ratios_are_medians_of_pairs() -> None:
+    runs = Runs("work", calls=1, rounds=1)
+    for key, times in {"int8": [1.0, 2.0, 4.0], "peer": [3.0, 2.0, 20.0]}.items():
+        runs.outcomes[key] = [Outcome(s, 1, 1, 1, 1) for s in times]
+    assert runs.seconds("peer") == 3
+    assert runs.ratio("peer", "int8") == 3
+    runs.outcomes["peer"].pop()
+    assert runs.ratio("peer", "int8") == 2
+    assert runs.ratio("peer", "none") is None
+
+
+def test_the_command_writes_its_results(setup: Setup, tmp_path: Path) -> None:
+    chosen = ["--only", "judge", "--peers", "fp32,no-cache", "--out", str(tmp_path)]
+    command.main([*chosen, "--model", setup.model, "--quick", "--no-compile", "--threads", "1"])
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert written["contenders"].keys() == {"fp32", "no-cache"}
+    assert [each["name"] for each in written["workloads"]] == ["LLM judge"]
+
+
+def test_the_command_refuses_names_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["--only", "mmlu,nothing"])
+    assert "--only: there is no 'nothing', only mmlu" in capsys.readouterr().err
