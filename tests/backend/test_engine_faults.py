@@ -24,6 +24,9 @@ def workload() -> list[tuple[int, list[Asked]]]:
     for number in range(2, 30):
         stem = stems[number % 5 == 4]
         own = bytes(rng.randrange(1, len(WORDS)) for _ in range(rng.randrange(1, 6)))
+        heal = number % 3 == 0
+        if heal:
+            own += bytes([number // 3 % 3 + 1])  # which other tokens begin with
         scored = number % 9 == 8
         asked.append(
             Asked(
@@ -33,9 +36,9 @@ def workload() -> list[tuple[int, list[Asked]]]:
                 seed=number,
                 namespace=SALTED if number % 7 == 6 else Namespace(),
                 cache="read" if number % 10 == 3 else "off" if number % 10 == 5 else "read-write",
-                heal=number % 3 == 0 and not scored,
+                heal=heal,
                 logprobs=number % 6 == 0,
-                scored=scored and len(own) > 0,
+                scored=scored,
             )
         )
     return [(0, asked[:2]), (3, asked[2:16]), (9, asked[16:])]
@@ -81,6 +84,7 @@ def test_workload_has_what_may_go_wrong(page_size: int) -> None:
     stats = stubbed.engine.stats()
     assert len(stubbed.askings) == 30
     assert min(stats.retractions, stats.evicted_tokens, stats.cached_tokens) > 0
+    assert sum(asking.request.healed for asking in stubbed.askings) > 2
     assert min(stubbed.faults.seen[kind] for kind in ("forward", "sample", "alloc")) > 30
 
 
