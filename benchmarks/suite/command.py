@@ -24,7 +24,6 @@ import torch
 from rich.console import Console
 
 import stemma as st
-from stemma.backend.local.compiled.adopt import CompileMode
 from stemma.backend.local.model.default_model import GGUF_MEMBER, REQUIREMENT
 from suite.contenders import Contender, Peer, Stemma
 from suite.floor import Floor
@@ -42,7 +41,7 @@ SEED = 7
 def contenders(args: argparse.Namespace) -> list[Contender]:
     """All there are, ours first."""
     out = Path(args.out)
-    compile: CompileMode = "wait" if args.compile else False
+    compile = "wait" if args.compile else False
     return [
         Stemma("Stemma int8", "int8", compile=compile, quantization="int8"),
         Stemma("Stemma fp32", "fp32", compile=compile),

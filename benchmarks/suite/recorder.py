@@ -25,7 +25,7 @@ from stemma.backend.base import (
     ScoredChoices,
 )
 from stemma.lang.sampling import SamplingParams
-from suite.work import Call, Ids
+from suite.work import Call, Ids, common_length
 
 
 @dataclass(slots=True)
@@ -193,9 +193,3 @@ class RecordingBranch(Branch):
 
     def close(self) -> None:
         self._inner.close()
-
-
-def common_length(a: Ids, b: Ids) -> int:
-    """How many leading ids two texts share."""
-    length = min(len(a), len(b))
-    return next((i for i in range(length) if a[i] != b[i]), length)

@@ -116,3 +116,9 @@ def to_json(calls: Sequence[Call]) -> list[dict[str, Any]]:
 
 def from_json(rows: Sequence[dict[str, Any]]) -> list[Call]:
     return [Call(**row) for row in rows]
+
+
+def common_length(a: Ids, b: Ids) -> int:
+    """How many leading ids two texts share."""
+    length = min(len(a), len(b))
+    return next((i for i in range(length) if a[i] != b[i]), length)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from suite.work import Answer, Outcome, Ready, Replay, from_json
+from suite.work import Answer, Call, Outcome, Ready, Replay, from_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,10 @@ class Peer(ABC):
     computed: int = 0
     rows: int = 0
 
-    def reset(self) -> None:
-        """Forget everything that was computed; called before every run."""
+    def reset(self, calls: Sequence[Call]) -> None:
+        """Forget everything that was computed, and get ready for a work; its time does not
+        count.
+        """
         self.computed = self.rows = 0
 
     @abstractmethod
@@ -54,9 +56,10 @@ class Peer(ABC):
         """Do calls that need nothing of one another; the answers in their order."""
 
 
-def perform(peer: Peer, replay: Replay) -> Outcome:
+def perform(peer: Peer, calls: Sequence[Call]) -> Outcome:
     """Do a whole work, with nothing cached."""
-    peer.reset()
+    peer.reset(calls)
+    replay = Replay(calls)
     prompts = outputs = 0
     first_token_s: list[float] = []
     start = time.perf_counter()
@@ -96,7 +99,7 @@ def serve(make: Callable[[Setup], Peer]) -> None:
     reply({"ready": peer.name})
     for line in sys.stdin:
         try:
-            outcome = perform(peer, Replay(from_json(json.loads(line)["calls"])))
+            outcome = perform(peer, from_json(json.loads(line)["calls"]))
             reply({"outcome": asdict(outcome)})
         except Exception as error:
             traceback.print_exc()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from suite.peers.serve import Peer, Setup, serve
-from suite.work import TEMPERATURE, Answer, Ready
+from suite.work import TEMPERATURE, Answer, Call, Ready
 
 
 class VllmPeer(Peer):
@@ -31,8 +31,8 @@ class VllmPeer(Peer):
         )
         self.name = f"vLLM {vllm.__version__}, fp32"
 
-    def reset(self) -> None:
-        super().reset()
+    def reset(self, calls: Sequence[Call]) -> None:
+        super().reset(calls)
         self._engine.reset_prefix_cache()
 
     def round(self, ready: Sequence[Ready]) -> list[Answer]:
