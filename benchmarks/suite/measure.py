@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import stemma as st
-from stemma.backend.local.model.config import DecoderConfig
 from suite.contenders import Contender, Stemma, Unavailable, run_program
 from suite.floor import Floor
 from suite.peers.serve import Setup
@@ -122,17 +121,14 @@ def measure(
     return runs
 
 
-def add_floors(
-    runs: Runs, contenders: Sequence[Contender], floor: Floor, config: DecoderConfig
-) -> None:
+def add_floors(runs: Runs, ours: Sequence[Stemma], floor: Floor) -> None:
     """The floors of those that tell how many rows and steps they took."""
-    for contender in contenders:
-        outcomes = runs.outcomes.get(contender.key)
-        if isinstance(contender, Stemma) and outcomes:
-            int8 = contender.options.get("quantization") == "int8"
-            seconds = floor.seconds(outcomes[0], config, int8=int8)
+    for one in ours:
+        if outcomes := runs.outcomes.get(one.key):
+            int8 = one.options.get("quantization") == "int8"
+            seconds = floor.seconds(outcomes[0], one.backend.config, int8=int8)
             if seconds is not None:
-                runs.floors[contender.key] = seconds
+                runs.floors[one.key] = seconds
 
 
 def references(keys: Mapping[str, object] | Sequence[str]) -> list[str]:

@@ -21,6 +21,13 @@ from typing import Any
 
 from suite.work import Answer, Call, Outcome, Ready, Replay, from_json
 
+WARM_UP = [
+    Call(0, None, 0, list(range(10, 200)), new=4),
+    Call(1, 0, 194, [10, 11], choices=[[12], [13]]),
+    Call(1, 0, 194, [10, 11], choices=[[12, 13], [14, 15]]),
+]
+"""Done once after the setup: some engines compile at their first requests."""
+
 
 @dataclass(frozen=True, slots=True)
 class Setup:
@@ -92,6 +99,7 @@ def serve(make: Callable[[Setup], Peer]) -> None:
 
     try:
         peer = make(Setup(**json.loads(sys.stdin.readline())["setup"]))
+        perform(peer, WARM_UP)
     except Exception as error:
         traceback.print_exc()
         reply({"error": f"{type(error).__name__}: {error}"})
