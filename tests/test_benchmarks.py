@@ -12,10 +12,11 @@ from rich.console import Console
 from suite import command
 from suite.command import run_suite
 from suite.contenders import Contender, Peer, Stemma, run_program
+from suite.floor import Floor
 from suite.measure import Measured, Runs
 from suite.peers.serve import Setup
 from suite.recorder import Recorder
-from suite.report import as_json, latency_table, table
+from suite.report import as_json, latency_table, table, write_plot
 from suite.work import Outcome, Replay
 from suite.workloads import WORKLOADS, Size
 
@@ -126,3 +127,15 @@ def test_the_command_refuses_names_that_are_not_there(capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit):
         command.main(["--only", "mmlu,nothing"])
     assert "--only: there is no 'nothing', only mmlu" in capsys.readouterr().err
+
+
+def test_the_plot_has_a_bar_for_each_peer(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
+    runs = Runs("work", calls=1, rounds=1)
+    for key, seconds in {"int8": 1.0, "a peer": 3.0, "another": 2.0}.items():
+        runs.outcomes[key] = [Outcome(seconds, 1, 1, 1, 1)]
+    names = {key: f"the name of {key}" for key in runs.outcomes}
+    write_plot(tmp_path / "plot.svg", Measured(names, {}, Floor(1.0, 1.0, 1.0), [runs]))
+    drawn = (tmp_path / "plot.svg").read_text()
+    assert "<svg" in drawn
+    assert all(name in drawn for name in names.values())

@@ -28,14 +28,13 @@ from stemma.lang.sampling import SamplingParams
 from suite.work import Call, Ids, common_length
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Request:
     """One that is held. start: asks the real backend. note: takes down what that answered."""
 
     handle: Pending[Any]
     start: Callable[[], Pending[Any]]
     note: Callable[[Any], None]
-    answer: Pending[Any] | None = None
 
 
 class Recorder(Backend):
@@ -108,21 +107,20 @@ class Recorder(Backend):
 
     def _answer_rounds(self) -> None:
         while (held := self._next_round()) is not None:
+            begun = []
             for request in held:
                 try:
-                    request.answer = request.start()
+                    begun.append((request, request.start()))
                 except Exception as error:
                     request.handle.fail(error)
-            begun = [request for request in held if request.answer is not None]
-            for request in begun:
-                if request.answer.future.exception() is None:
-                    request.note(request.answer.result())
-            for request in begun:  # from here on the program goes on
-                error = request.answer.future.exception()
-                if error is None:
-                    request.handle.finish(request.answer.result())
+            for request, answer in begun:
+                if answer.future.exception() is None:
+                    request.note(answer.result())
+            for request, answer in begun:  # from here on the program goes on
+                if (failure := answer.future.exception()) is not None:
+                    request.handle.fail(failure)
                 else:
-                    request.handle.fail(error)
+                    request.handle.finish(answer.result())
 
     def _next_round(self) -> list[Request] | None:
         """What is held, when the program has come to rest; None at the end."""

@@ -161,5 +161,6 @@ def write_plot(path: Path, measured: Measured) -> None:
     if others:
         axes.legend(fontsize="small")
     figure.tight_layout()
-    figure.savefig(path)
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # text stays text
+        figure.savefig(path)
     pyplot.close(figure)

@@ -106,7 +106,8 @@ class TransformersPeer(Peer):
             logits_to_keep=last,
             use_cache=False,
         ).logits
-        return logits.log_softmax(-1)
+        logprobs: torch.Tensor = logits.log_softmax(-1)
+        return logprobs
 
     def _padded(self, texts: list[Ids]) -> tuple[torch.Tensor, torch.Tensor]:
         """The ids, padded on the left, and which of them are there."""
@@ -124,8 +125,10 @@ class _FirstToken:
     at = 0.0
 
     def __call__(self, ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
+        import torch
+
         self.at = self.at or time.perf_counter()
-        return ids.new_zeros(len(ids), dtype=bool)
+        return torch.zeros(len(ids), dtype=torch.bool)
 
 
 if __name__ == "__main__":
