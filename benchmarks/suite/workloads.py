@@ -66,7 +66,7 @@ def mmlu(size: Size) -> Workload:
     shots = "".join(f"{question()} {write.random.choice('ABCD')}\n\n" for _ in range(5))
     letters = [" A", " B", " C", " D"]
     items = [
-        {"shots": shots, "question": question(), "choices": letters} for _ in range(size.many(16))
+        {"shots": shots, "question": question(), "choices": letters} for _ in range(size.many(12))
     ]
     return Workload("few-shot, MMLU", multiple_choice, items)
 
@@ -94,23 +94,23 @@ def react_agent(s: st.ProgramState, tools: str, task: str, results: list[str], n
     s += tools + f"Task: {task}\n"
     for step, result in enumerate(results, 1):
         s += f"Thought {step}:" + st.gen("thought", max_tokens=new)
-        s += f"\nAction {step}:" + st.select("action", [" search", " look up", " calculate"])
+        s += f"\nAction {step}:" + st.select("action", [" search", " read", " count"])
         s += f"\nResult {step}: {result}\n"
     s += "Answer:" + st.gen("answer", max_tokens=new)
 
 
 def react(size: Size) -> Workload:
-    """ReAct agents: instructions and examples of 600 tokens, then 4 steps with results of 60."""
+    """ReAct agents: instructions and examples of 500 tokens, then 3 steps with results of 60."""
     write = Writer(3)
-    tools = write.text(size.tokens(600)) + "\n\n"
+    tools = write.text(size.tokens(500)) + "\n\n"
     items = [
         {
             "tools": tools,
             "task": write.text(size.tokens(30)),
-            "results": [write.text(size.tokens(60)) for _ in range(4)],
+            "results": [write.text(size.tokens(60)) for _ in range(3)],
             "new": size.tokens(24),
         }
-        for _ in range(size.many(5))
+        for _ in range(size.many(4))
     ]
     return Workload("ReAct agents", react_agent, items)
 
@@ -162,7 +162,7 @@ def thought_trees(size: Size) -> Workload:
     write = Writer(5)
     items = [
         {"problem": write.text(size.tokens(300)), "depth": 3, "width": 4, "new": size.tokens(32)}
-        for _ in range(size.many(3))
+        for _ in range(size.many(2))
     ]
     return Workload("tree of thought", tree_of_thought, items)
 

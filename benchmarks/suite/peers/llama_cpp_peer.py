@@ -7,6 +7,7 @@ later round goes on from are kept. All texts of a round are one batch.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -58,6 +59,7 @@ class LlamaCppPeer(Peer):
         import llama_cpp
         import numpy as np
 
+        logging.getLogger("llama-cpp-python").setLevel(logging.ERROR)  # it tells of every graph
         self._np, self._api, self._setup = np, llama_cpp, setup
         self._random = np.random.default_rng(setup.seed)
         llama_cpp.llama_backend_init()
