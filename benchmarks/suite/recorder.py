@@ -27,6 +27,9 @@ from stemma.backend.base import (
 from stemma.lang.sampling import SamplingParams
 from suite.work import Call, Ids, common_length
 
+WORTH_KEEPING = 16
+"""Tokens: less in common is what all texts of a kind begin with."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -81,8 +84,8 @@ class Recorder(Backend):
     def ask(self, request: Request, prompt: Ids, after: int | None, *, new: int = 0) -> int:
         """Hold a request for the next round; the number of its call."""
         with self._changed:
-            keep = 0 if after is None else common_length(self.texts[after], prompt)
-            self.calls.append(Call(self.round, after if keep else None, keep, prompt[keep:], new))
+            keep, origin = self._origin(prompt, after)
+            self.calls.append(Call(self.round, origin, keep, prompt[keep:], new))
             self.texts.append(prompt)
             self._held.append(request)
             self._asked_at = time.monotonic()
@@ -104,6 +107,18 @@ class Recorder(Backend):
             call, keep=min(call.keep, start), suffix=suffix, choices=choices
         )
         self.texts[number] = self.texts[number][:start]
+
+    def _origin(self, prompt: Ids, after: int | None) -> tuple[int, int | None]:
+        """The call of an earlier round that has most of a prompt, and how much: the one before on
+        the branch, if it has as much as any, or what an expert on the program would keep for it.
+        """
+        lengths = [
+            (common_length(text, prompt), number == after, number)
+            for number, (call, text) in enumerate(zip(self.calls, self.texts, strict=True))
+            if call.round < self.round
+        ]
+        keep, _, origin = max(lengths, default=(0, False, 0))
+        return (keep, origin) if keep >= WORTH_KEEPING else (0, None)
 
     def _answer_rounds(self) -> None:
         while (held := self._next_round()) is not None:

@@ -141,7 +141,7 @@ def write_plot(path: Path, measured: Measured) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     reference = next(iter(references(measured.names)), None) or next(iter(measured.names))
     others = [key for key in measured.names if key != reference]
@@ -155,11 +155,15 @@ def write_plot(path: Path, measured: Measured) -> None:
     axes.set_yticks([i + middle for i in range(len(measured.runs))])
     axes.set_yticklabels([runs.workload for runs in measured.runs])
     axes.invert_yaxis()
+    axes.margins(y=0.01)
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda ratio, _: f"{ratio:g}x"))
+    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_xlabel(f"times as long as {measured.names[reference]}")
     if others:
-        axes.legend(fontsize="small")
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, fontsize="small")
     figure.tight_layout()
     with matplotlib.rc_context({"svg.fonttype": "none"}):  # text stays text
         figure.savefig(path)
