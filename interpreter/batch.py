@@ -17,7 +17,7 @@ from stemma.interpreter.progress import BatchProgress
 from stemma.interpreter.run import SETTLE_S, Run
 from stemma.interpreter.state import ProgramState
 from stemma.lang.errors import InvalidArgument
-from stemma.lang.sampling import derive_seed
+from stemma.lang.sampling import checked_seed, derive_seed
 
 BatchItem = Mapping[str, Any] | tuple[Any, ...] | list[Any]
 Result = ProgramState | BaseException
@@ -64,6 +64,7 @@ class Batch:
         self._items: Iterator[tuple[int, BatchItem]] = enumerate(items)
         if isinstance(items, Sequence) and not lazy and self._threads > 1:
             self._items = depth_first(items)
+        self._seed = checked_seed(options.get("seed"))
         self._options = options
         self._progress = BatchProgress(self._total) if progress else None
         self._stop_at_error = stop_at_error
@@ -157,8 +158,8 @@ class Batch:
 
     def _run_item(self, index: int, item: BatchItem) -> ProgramState:
         options = dict(self._options)
-        if options.get("seed") is not None:
-            options["seed"] = derive_seed(options["seed"], index)
+        if self._seed is not None:
+            options["seed"] = derive_seed(self._seed, index)
         if isinstance(item, Mapping):
             run, execute = self._prepare((), {**options, **item})
         elif isinstance(item, tuple | list):

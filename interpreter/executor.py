@@ -59,7 +59,8 @@ class Executor:
     label: its place in the tree of branches. key: its seed, from which its draws and its forks
         derive theirs. main: it is the program's own branch.
     branch: None until the parent has come to the fork.
-    error: why it stands still for good. on_purpose: because it was told to.
+    error: why something that was queued will never be done. cancelled: the program wants no more of
+        it, which is no failure.
     released: no program holds it any more.
     """
 
@@ -74,17 +75,17 @@ class Executor:
         self.branch = branch
         self.transcript = Transcript(label)
         self.error: BaseException | None = None
-        self.on_purpose = False
+        self.cancelled = False
         self.released = False
-        # The last task that was queued, taken from the queue, and done when the executor rested.
+        # The last task that was queued, taken from the queue, and done when it was idle.
         self._queued: Task | None = None
         self._taken: Task | None = None
-        self._rested: Task | object = NOT_YET
+        self._done: Task | object = NOT_YET
         self._flight: Flight | None = None
         self._draws = 0
         self._scopes: list[int] = []
         self._listeners = Listeners(label, run.feed)
-        self._resting: list[Callable[[], object]] = []
+        self._when_idle: list[Callable[[], object]] = []
         run.executors[self] = None
 
     # From any thread
@@ -95,9 +96,9 @@ class Executor:
             self._queued = tasks[-1]
             self.run.dispatcher.call(self.advance)
 
-    def is_at_rest(self) -> bool:
+    def is_idle(self) -> bool:
         """True if all that was queued is done. False may also mean that this is not known yet."""
-        return self._rested is self._queued
+        return self._done is self._queued
 
     def child(self, name: str, ordinal: int, index: int, seed: int | None = None) -> Executor:
         """An executor that starts where a `Fork` with it is reached; which fork, which of it.
@@ -110,14 +111,15 @@ class Executor:
             key = derive_seed(seed, _OF_BRANCH, index)
         return type(self)(self.run, f"{self.label}/{name}", key)
 
-    def rest(self) -> Variable:
+    def until_idle(self) -> Variable:
         """A variable that is resolved once all that is queued now is done, or never will be."""
-        rest = Variable()
-        self.run.dispatcher.call(lambda: self.when_at_rest(rest.finish))
-        return rest
+        idle = Variable()
+        self.run.dispatcher.call(lambda: self.when_idle(idle.finish))
+        return idle
 
     def cancel(self) -> None:
-        """Stop this branch on purpose."""
+        """Stop this branch: the program wants no more of it."""
+        self.cancelled = True
         self.run.dispatcher.call(self._cancel)
 
     def release(self) -> None:
@@ -142,34 +144,34 @@ class Executor:
                 if not self._flight.landed():
                     return
                 flight, self._flight = self._flight, None
-                self._land(flight)
-            elif self.queue:
-                operation, variable = self._take()
-                if self.error is not None:
-                    self._skip(operation, variable, self.error)
-                else:
-                    try:
-                        self._begin(operation, variable)
-                    except BaseException as error:
-                        self._fail(error, operation, variable)
-            else:
-                self._rest()
+                if self.error is None:
+                    self._land(flight)
+            elif not self.queue:
+                self._become_idle()
                 return
+            elif self.error is not None:
+                self._drop(self._take(), self.error)
+            elif (reason := self._takes_no_more()) is not None:
+                self._end(reason)
+            else:
+                self._begin(self._take())
 
     def is_born(self) -> bool:
         return self.branch is not None or self.error is not None
 
-    def when_at_rest(self, callback: Callable[[], object]) -> None:
-        self._resting.append(callback)
+    def when_idle(self, callback: Callable[[], object]) -> None:
+        self._when_idle.append(callback)
         self.advance()
 
-    def stop(self, error: BaseException, *, on_purpose: bool) -> None:
-        """Fail all that is unfinished at once; come to rest when the backend has let go."""
-        if self.error is None:
-            if (flight := self._flight) is not None:
-                annotate(error, flight.operation, self.label, flight.text_so_far())
-            self._halt(error, on_purpose=on_purpose)
-            self.advance()
+    def stop(self, error: BaseException, *, cancelled: bool = False) -> None:
+        """Fail what is unfinished at once; idle when the backend has let go. A branch that has
+        nothing unfinished stays as it is.
+        """
+        unfinished = self.branch is None or self._flight is not None or self.queue
+        if self.error is None and unfinished:
+            self.cancelled = self.cancelled or cancelled
+            self._end(error)
+        self.advance()
 
     def abandon(self) -> None:
         """Stopped a while ago, and the backend still has not let go: go on without its answer."""
@@ -186,17 +188,21 @@ class Executor:
         if self.is_born():
             self._listeners.tell_all(feed, self.transcript, self._flight)
         if not to_the_end:
-            self.when_at_rest(lambda: self._listeners.close(feed, self.run.failure or self.error))
+            self.when_idle(lambda: self._listeners.close(feed, self.run.failure or self.error))
         elif self.run.finished.done:
             self.close_feeds()
 
     def close_feeds(self) -> None:
-        """The run has ended, and this branch rests."""
+        """The run has ended."""
         self._listeners.close_all(self.run.failure or self.error)
 
     def _cancel(self) -> None:
         partial = self._flight.text_so_far() if self._flight is not None else ""
-        self.stop(Cancelled(f"branch {self.label} was cancelled", partial=partial), on_purpose=True)
+        self.stop(cancellation(self.label, partial))
+
+    def _takes_no_more(self) -> BaseException | None:
+        """Why nothing more is begun here, though all that was is done."""
+        return self.run.cut_short() or (cancellation(self.label) if self.cancelled else None)
 
     def _release(self) -> None:
         self.released = True
@@ -206,14 +212,15 @@ class Executor:
         self._taken = self.queue.popleft()
         return self._taken
 
-    def _rest(self) -> None:
-        self._rested = self._taken
-        if self.branch is not None and (self.released or self.error is not None):
+    def _become_idle(self) -> None:
+        self._done = self._taken
+        over = self.released or self.cancelled or self.error is not None
+        if self.branch is not None and over:
             self._close(self.branch)
         if self.released:
             self.run.executors.pop(self, None)
-        resting, self._resting = self._resting, []
-        for callback in resting:
+        waiting, self._when_idle = self._when_idle, []
+        for callback in waiting:
             callback()
 
     def _close(self, branch: Branch) -> None:
@@ -224,7 +231,13 @@ class Executor:
 
     # One operation
 
-    def _begin(self, operation: Operation, variable: Variable | None) -> None:
+    def _begin(self, task: Task) -> None:
+        try:
+            self._perform(*task)
+        except BaseException as error:
+            self._fail(error, task)
+
+    def _perform(self, operation: Operation, variable: Variable | None) -> None:
         branch = self.branch
         assert branch is not None
         match operation:
@@ -246,16 +259,14 @@ class Executor:
                 self._fly(Flight(operation, variable, [branch.score([text])]))
             case Fork(children=children):
                 self._fork(branch, children)
-            case Tokens() if variable is not None:
-                variable.finish(branch.token_ids())
+            case Tokens():
+                _resolve(variable, branch.token_ids())
             case ScopeBegin():
                 self._scopes.append(len(self.transcript.own))
-            case ScopeEnd() if variable is not None:
+            case ScopeEnd():
                 start = self._scopes.pop()
                 text = "".join(piece.text for piece in self.transcript.own[start:])
-                variable.finish(text, raw=text)
-            case _:
-                raise NotImplementedError(f"no execution for {operation!r}")
+                _resolve(variable, text, raw=text)
 
     def _write_literal(self, piece: Piece) -> None:
         self.transcript.own.append(piece)
@@ -295,17 +306,11 @@ class Executor:
 
     def _fly(self, flight: Flight) -> None:
         self._flight = flight
-        for handle in flight.handles:
-            handle.add_done_callback(self._wake)
-
-    def _wake(self, _: object) -> None:
-        """The backend's thread: only say that there is something to do."""
-        self.run.dispatcher.call(self.advance)
+        # From the backend's thread: only say that there is something to do.
+        flight.on_arrival(lambda: self.run.dispatcher.call(self.advance))
 
     def _land(self, flight: Flight) -> None:
         """The backend is through with an operation."""
-        if self.error is not None:  # stopped meanwhile
-            return
         operation = flight.operation
         try:
             if flight.error is not None:
@@ -325,7 +330,7 @@ class Executor:
             partial = flight.text_so_far()
             flight.finish_relays(partial)
             self.transcript.own += broken_off(flight, partial)
-            self._fail(error, operation, flight.variable, partial=partial)
+            self._fail(error, (operation, flight.variable), partial)
 
     def _choose(self, flight: Flight, operation: Select, scored: ScoredChoices) -> None:
         assert self.branch is not None
@@ -352,45 +357,45 @@ class Executor:
 
     # Failure
 
-    def _fail(
-        self,
-        error: BaseException,
-        operation: Operation,
-        variable: Variable | None,
-        *,
-        partial: str = "",
-    ) -> None:
+    def _fail(self, error: BaseException, task: Task, partial: str = "") -> None:
         """The operation failed, and with it the branch: what is queued can only fail, too."""
-        annotate(error, operation, self.label, partial)
+        annotate(error, task[0], self.label, partial)
         if self._listeners:
             self._listeners.tell(Failed(self.label, error))
-        if variable is not None:
-            variable.fail(error)
-        _skip_children(operation, error, on_purpose=False)
-        self._halt(error, on_purpose=False)
+        self._drop(task, error)
+        self._end(error)
 
-    def _halt(self, error: BaseException, *, on_purpose: bool) -> None:
-        self.error, self.on_purpose = error, on_purpose
+    def _end(self, error: BaseException) -> None:
+        """Nothing more is done here: what is under way and what is queued fails."""
+        self.error = error
+        if (flight := self._flight) is not None:
+            annotate(error, flight.operation, self.label, flight.text_so_far())
+            flight.cancel()
+            self._drop((flight.operation, flight.variable), error)
         self.transcript.failure = f"{type(error).__name__}: {error}"
-        if not on_purpose:
+        if not self.cancelled:
             self.run.note_failure(error, main=self.main)
-        if self._flight is not None:
-            self._flight.cancel()
-            if self._flight.variable is not None:
-                self._flight.variable.fail(error)
         while self.queue:
-            self._skip(*self._take(), error)
+            self._drop(self._take(), error)
 
-    def _skip(self, operation: Operation, variable: Variable | None, error: BaseException) -> None:
+    def _drop(self, task: Task, error: BaseException) -> None:
+        """An operation that is not done: neither are its variable and its branches."""
+        operation, variable = task
         if variable is not None:
             variable.fail(error)
-        _skip_children(operation, error, on_purpose=self.on_purpose)
+        if isinstance(operation, Fork):
+            for child in operation.children:
+                self.run.dispatcher.call(_later(child.stop, error, cancelled=self.cancelled))
 
 
-def _skip_children(operation: Operation, error: BaseException, *, on_purpose: bool) -> None:
-    if isinstance(operation, Fork):
-        for child in operation.children:
-            child.run.dispatcher.call(_later(child.stop, error, on_purpose=on_purpose))
+def cancellation(label: str, partial: str = "") -> Cancelled:
+    """What a branch that the program has cancelled raises."""
+    return Cancelled(f"branch {label} was cancelled", partial=partial)
+
+
+def _resolve(variable: Variable | None, value: Any, *, raw: Any = None) -> None:
+    if variable is not None:
+        variable.finish(value, raw=raw)
 
 
 def _later(function: Callable[..., object], *args: Any, **kwargs: Any) -> Callable[[], object]:

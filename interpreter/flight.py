@@ -5,6 +5,9 @@ Owned by an executor, which flies one operation at a time.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,16 +61,31 @@ class Flight:
     error: BaseException | None = None
     marks: Marks | None = None
     inside: bool = False
+    _arrived: deque[Future[Any]] = field(default_factory=deque)
+    _landed: int = 0
+
+    def on_arrival(self, callback: Callable[[], object]) -> None:
+        """Call `callback()` whenever a handle has resolved, from the backend's thread."""
+
+        def arrive(future: Future[Any]) -> None:
+            self._arrived.append(future)
+            callback()
+
+        for handle in self.handles:
+            handle.add_done_callback(arrive)
 
     def landed(self) -> bool:
-        """True when nothing is in the air; the first failure brings the rest down."""
-        waiting = [handle for handle in self.handles if not handle.done()]
-        if self.error is None:
-            errors = (handle.future.exception() for handle in self.handles if handle.done())
-            self.error = next((error for error in errors if error is not None), None)
-        if waiting and self.error is not None:
-            self.cancel()
-        return not waiting
+        """True when nothing is in the air; the first failure brings the rest down.
+
+        Looks at what has arrived since it was asked last, for there may be thousands of samples.
+        """
+        while self._arrived:
+            error = self._arrived.popleft().exception()
+            self._landed += 1
+            if error is not None and self.error is None:
+                self.error = error
+                self.cancel()
+        return self._landed == len(self.handles)
 
     def relay_to(self, feed: Feed[Event], branch: str) -> None:
         """Tell `feed` the text as it grows. Only a generation has any before it lands."""

@@ -5,6 +5,7 @@ Belongs to the program that forked; the branches themselves are ordinary states.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, get_args, overload
 
@@ -14,6 +15,9 @@ from stemma.interpreter.transcript import Piece
 from stemma.interpreter.variable import Variable
 from stemma.lang.errors import InvalidArgument, UnknownVariable
 from stemma.lang.ops import Chain, Expr, Operation, RoleBegin, RoleEnd, Text
+
+# The second fork's branches are s/2:0, s/2:1, ...
+_LIKE_A_LATER_FORK = re.compile(r"\d+:")
 
 JoinMode = Literal["gather_variable", "concate_and_append"]
 
@@ -108,18 +112,18 @@ class Forks(Sequence[ProgramState]):
         """
         _check_mode(mode)
         for state in self._states:
-            state._run.wait(state._executor.rest())
+            state._run.wait(state._executor.until_idle())
         return self._join(mode)
 
     async def ajoin(self, mode: JoinMode = "gather_variable") -> dict[str, list[Any]]:
         """`join` for async programs."""
         _check_mode(mode)
         for state in self._states:
-            await state._executor.rest().wait_async()
+            await state._executor.until_idle().wait_async()
         return self._join(mode)
 
     def _join(self, mode: JoinMode) -> dict[str, list[Any]]:
-        failed = [s for s in self._states if s._executor.error and not s._executor.on_purpose]
+        failed = [s for s in self._states if s._executor.error and not s._executor.cancelled]
         for state in failed:
             assert state._executor.error is not None
             self._parent._run.note_seen(state._executor.error)
@@ -171,7 +175,7 @@ def _defined(state: ProgramState, name: str) -> Variable:
     variable = state._own.get(name)
     if variable is not None:
         return variable
-    if state._executor.on_purpose:
+    if state._executor.cancelled:
         return Variable.of(None)
     raise UnknownVariable(f"join: branch {state.label} has no variable {name!r}, others have")
 
@@ -184,10 +188,16 @@ def branch_names(n: int | Sequence[str]) -> list[str]:
         return [str(i) for i in range(n)]
     if isinstance(n, str | bytes) or not isinstance(n, Sequence):
         raise InvalidArgument(f"fork({n!r}): must be a number or a list of labels")
-    labels = list(n)
-    for i, label in enumerate(labels):
+    labels: dict[str, None] = {}
+    for label in n:
         if not isinstance(label, str) or not label:
             raise InvalidArgument(f"fork: label {label!r} must be a non-empty string")
-        if label in labels[:i]:
+        if "/" in label or _LIKE_A_LATER_FORK.match(label):
+            raise InvalidArgument(
+                f"fork: label {label!r}: a slash stands between a branch and its parent, and a "
+                "number with a colon before the labels of a later fork; write it without"
+            )
+        if label in labels:
             raise InvalidArgument(f"fork: label {label!r} is there twice")
-    return labels
+        labels[label] = None
+    return list(labels)

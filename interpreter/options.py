@@ -16,7 +16,7 @@ from stemma.backend.base import Backend, CacheMode
 from stemma.interpreter.conversation import conversation_of
 from stemma.lang.errors import InvalidArgument, UnsupportedByBackend
 from stemma.lang.ops import Chain
-from stemma.lang.sampling import SamplingParams, check_seed
+from stemma.lang.sampling import SamplingParams, checked_seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class RunOptions:
         if self.cache not in get_args(CacheMode):
             modes = ", ".join(map(repr, get_args(CacheMode)))
             raise InvalidArgument(f"cache={self.cache!r}: must be one of {modes}")
-        check_seed(self.seed)
+        object.__setattr__(self, "seed", checked_seed(self.seed))
 
 
 def _is_number(value: object) -> bool:

@@ -8,7 +8,15 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from typing import Any, Literal, NoReturn, overload
 
 from stemma.interpreter.batch import Batch, BatchItem
@@ -40,7 +48,7 @@ def function(
     """Make a program of a function whose first parameter is the state, whatever its name.
 
     Methods and `async def` functions work, too. Raises InvalidArgument where a parameter has a run
-    option's name. SGLang's `num_api_spec_tokens` is refused.
+    option's name, and for a body with `yield`. SGLang's `num_api_spec_tokens` is refused.
 
     >>> @st.function  # doctest: +SKIP
     ... def capital(s, country):
@@ -65,7 +73,14 @@ class Program:
             raise InvalidArgument(f"@function needs a function, as by `def`, not {what}")
         self.body = body
         self.name: str = getattr(body, "__name__", type(body).__name__)
-        self.is_async = inspect.iscoroutinefunction(body)
+        # Of an object that can be called, its class has the function.
+        functions = (body, type(body).__call__)
+        if any(inspect.isgeneratorfunction(f) or inspect.isasyncgenfunction(f) for f in functions):
+            raise InvalidArgument(
+                f"program {self.name}: a body with `yield` would not run when it is called; append "
+                "to the state instead, and read it while it grows by program.stream(...)"
+            )
+        self.is_async = any(map(inspect.iscoroutinefunction, functions))
         self._bound = dict(bound or {})
         try:
             self._signature = inspect.signature(body)
@@ -99,8 +114,24 @@ class Program:
                     f"{self.name} is an async program: a plain one cannot await it; make the "
                     f"calling program `async def` and write `await {self.name}(s, ...)`"
                 )
-            return self.body(*args, **{**self._bound, **kwargs})
+            return self.begin(*args, **{**self._bound, **kwargs})
         return self.run(*args, **kwargs)
+
+    def begin(self, state: ProgramState, *args: Any, **kwargs: Any) -> Any:
+        """Call the body; of an async program the coroutine, which is to be awaited.
+
+        Raises InvalidArgument where a plain body has only made something that has yet to run.
+        """
+        value = self.body(state, *args, **kwargs)
+        if self.is_async or not isinstance(value, Awaitable | Generator | AsyncGenerator):
+            return value
+        if inspect.iscoroutine(value):
+            value.close()
+        raise InvalidArgument(
+            f"program {self.name} returned a {type(value).__name__}, of which nothing has run: a "
+            "program that awaits is written as `async def` itself, and a generator is returned as "
+            "a list"
+        )
 
     def cache(self, *args: Any, **kwargs: Any) -> NoReturn:
         """SGLang's way to have a prefix cached beforehand. Not there: nothing need be done."""
@@ -162,7 +193,7 @@ class Program:
             await in_own_thread(lambda: execute(self, state, call), f"stemma-{self.name}")
         except asyncio.CancelledError:
             state._run.cancel(Cancelled(f"the task that ran {self.name} was cancelled"))
-            await state._run.at_rest().wait_async()
+            await state._run.until_idle().wait_async()
             raise
         return state
 

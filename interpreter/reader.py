@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stemma.backend.base import ChoiceScore, Usage
 from stemma.interpreter.events import Event, Feed, TextAdded, VariableFinished
-from stemma.interpreter.executor import Executor
+from stemma.interpreter.executor import Executor, cancellation
 from stemma.interpreter.picture import Picture, picture_of
 from stemma.interpreter.run import Run
 from stemma.interpreter.tasks import Tokens
@@ -76,6 +76,8 @@ class BranchReader:
         return name in self._own or name in self._inherited
 
     def _define(self, name: str, value: Any) -> None:
+        if not isinstance(name, str) or not name:
+            raise InvalidArgument(f"s[{name!r}] = ...: a variable's name is a non-empty string")
         if isinstance(value, Expr):
             raise InvalidArgument(
                 f"s[{name!r}] = {type(value).__name__}: a variable is set to a value; an operation "
@@ -117,19 +119,19 @@ class BranchReader:
 
     async def wait(self) -> None:
         """Wait, in an async program, until everything queued on this branch is done."""
-        await self._executor.rest().wait_async()
+        await self._executor.until_idle().wait_async()
         self._raise_failure()
 
     # Reading the whole
 
     def text(self) -> str:
         """All text of the branch, templates included; waits for what is queued."""
-        self._rest()
+        self._wait_until_whole()
         return self._executor.transcript.text()
 
     def messages(self) -> list[Message]:
         """The conversation, contents verbatim; waits for what is queued."""
-        self._rest()
+        self._wait_until_whole()
         return self._executor.transcript.messages()
 
     def tokens(self) -> list[int]:
@@ -252,7 +254,7 @@ class BranchReader:
 
     def picture(self, *, children: bool = False, limit: int | None = SHOWN_CHARACTERS) -> Picture:
         """What `show` prints, as a value that prints in a terminal and in a notebook."""
-        self._settle()
+        self._wait_until_idle()
         return self._picture(children=children, limit=limit)
 
     def _picture(self, *, children: bool, limit: int | None) -> Picture:
@@ -294,16 +296,16 @@ class BranchReader:
             self._run.note_seen(variable.error)
             raise variable.error
 
-    def _settle(self) -> None:
+    def _wait_until_idle(self) -> None:
         """Wait until everything queued is done, well or not."""
         if self._run.is_outside():
             self._run.finished.wait()
-        if not self._executor.is_at_rest():
-            self._run.wait(self._executor.rest())
+        if not self._executor.is_idle():
+            self._run.wait(self._executor.until_idle())
 
-    def _rest(self) -> None:
+    def _wait_until_whole(self) -> None:
         """Wait until everything queued is done; raise if any of it failed."""
-        self._settle()
+        self._wait_until_idle()
         self._raise_run_failure()
         self._raise_failure()
 
@@ -314,11 +316,13 @@ class BranchReader:
             raise error
 
     def _raise_known_failure(self) -> None:
-        """Refuse to go on with a branch whose failure the program was told before."""
+        """Refuse to go on with a branch that was cancelled, or whose failure the program knows."""
+        if self._executor.cancelled:
+            raise self._executor.error or cancellation(self.label)
         error = self._executor.error
         if error is not None and self._run.was_seen(error):
             raise error
 
     def _raise_run_failure(self) -> None:
-        if self._run.background is not None and self._run.failure is not None:
+        if self._run.failure is not None:
             raise self._run.failure

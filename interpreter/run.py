@@ -40,7 +40,8 @@ class Run:
     feed: the events, where somebody may read them.
     background: id of the thread that runs the body of a streamed run: all others wait for it.
     finished: resolved when the run has ended, well or not.
-    stopped: why the run was cancelled. failure: what its end has raised.
+    stopped: why the run was cancelled. failure: what the end of a streamed run has raised, for all
+        who read it.
     record: the texts of the branches that were forked, also of those that nothing holds any more;
         of very many the latest, for a run may go on for days. fork_numbers: one for each fork.
     """
@@ -117,11 +118,17 @@ class Run:
         reason = error if error is not None else Cancelled("the run was cancelled")
         self.dispatcher.call(lambda: self._stop(reason))
 
+    def cut_short(self) -> BaseException | None:
+        """Why the branches begin nothing more; None again once the run has ended: what is left of
+        it can go on.
+        """
+        return None if self.finished.done else self.stopped
+
     def _stop(self, error: BaseException) -> None:
         if self.stopped is None and not self.finished.done:
             self.stopped = error
             for executor in list(self.executors):
-                executor.stop(error, on_purpose=True)
+                executor.stop(error)
             self._at(time.monotonic() + SETTLE_S, self._abandon)
 
     def _abandon(self) -> None:
@@ -133,14 +140,14 @@ class Run:
             self._timer.cancel()
         self._timer = self.dispatcher.call_at(moment, job)
 
-    def at_rest(self) -> Variable:
+    def until_idle(self) -> Variable:
         """A variable resolved once no branch has anything left to do; soon after `cancel`."""
-        rest = Variable()
-        self.dispatcher.call(lambda: _count_down(list(self.executors), rest.finish))
-        return rest
+        idle = Variable()
+        self.dispatcher.call(lambda: _count_down(list(self.executors), idle.finish))
+        return idle
 
     def unread_failure(self) -> BaseException | None:
-        """Of a run at rest, what its end has to raise: of the main branch, or told to nobody."""
+        """Of an idle run, what its end has to raise: of the main branch, or told to nobody."""
         if self.stopped is not None:
             return self.stopped
         for error, main in self._failures:
@@ -152,7 +159,9 @@ class Run:
         """The run has ended; readers of what it did not produce are told `failure`."""
         if self._timer is not None:
             self._timer.cancel()
-        self.failure = failure
+        # Of other runs the caller has it: a state that held it, and is held by it, would live on.
+        self.failure = failure if self.background is not None else None
+        self._failures.clear()
         self.finished.finish()
         self.dispatcher.call(self._close_feeds)
 
@@ -174,7 +183,7 @@ class Run:
 
 
 def _count_down(executors: Iterable[Executor], done: Callable[[], object]) -> None:
-    """Call `done()` once every executor has come to rest. Dispatcher only."""
+    """Call `done()` once every executor is idle. Dispatcher only."""
     left = 1
 
     def one_less() -> None:
@@ -185,7 +194,7 @@ def _count_down(executors: Iterable[Executor], done: Callable[[], object]) -> No
 
     for executor in executors:
         left += 1
-        executor.when_at_rest(one_less)
+        executor.when_idle(one_less)
     one_less()
 
 

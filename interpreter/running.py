@@ -61,10 +61,10 @@ def execute(program: Program, state: ProgramState, call: Call) -> None:
     run = state._run
     try:
         run.value = _begin(program, state, call)
-        run.wait(run.at_rest())
+        run.wait(run.until_idle())
     except BaseException as error:
         run.cancel(_cut_short(program.name, error))
-        run.at_rest().wait()
+        run.until_idle().wait()
         _raise_end(state, error)
     _raise_end(state, run.unread_failure())
 
@@ -77,12 +77,12 @@ async def execute_async(program: Program, state: ProgramState, call: Call) -> No
     try:
         async with limit:
             run.value = await _begin(program, state, call)
-            await run.at_rest().wait_async()
+            await run.until_idle().wait_async()
     except BaseException as error:
         if limit.expired() and seconds is not None:
             run.cancel(timed_out(seconds))
         run.cancel(_cut_short(program.name, error))
-        await run.at_rest().wait_async()
+        await run.until_idle().wait_async()
         _raise_end(state, error)
     _raise_end(state, run.unread_failure())
 
@@ -143,7 +143,7 @@ def _begin(program: Program, state: ProgramState, call: Call) -> Any:
     if call.options.timeout is not None:
         state._run.limit_time(call.options.timeout)
     begin_with(state, call.messages)
-    return program.body(state, *call.args, **call.kwargs)
+    return program.begin(state, *call.args, **call.kwargs)
 
 
 def _raise_end(state: ProgramState, error: BaseException | None) -> None:
@@ -157,9 +157,12 @@ def _raise_end(state: ProgramState, error: BaseException | None) -> None:
         failure.add_note(f"no operation was under way: the time went by in the body of {run.name}")
     with suppress(AttributeError):  # an exception of somebody else's, with slots
         failure.state = state  # type: ignore[attr-defined]
-    if error is failure:
-        raise failure
-    raise failure from error
+    try:
+        if error is failure:
+            raise failure
+        raise failure from error
+    finally:
+        del error, failure  # this frame is in their tracebacks: they would hold themselves
 
 
 def _cut_short(name: str, error: BaseException) -> BaseException:

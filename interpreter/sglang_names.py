@@ -33,11 +33,11 @@ class SglangNames(BranchReader):
 
     def sync(self) -> None:
         """Wait until everything queued on this branch is done, well or not."""
-        self._settle()
+        self._wait_until_idle()
 
     def error(self) -> BaseException | None:
         """What this branch has failed by, after all that is queued is done."""
-        self._settle()
+        self._wait_until_idle()
         error = self._executor.error
         if error is not None:
             self._run.note_seen(error)

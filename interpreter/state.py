@@ -30,7 +30,7 @@ from stemma.lang.ops import (
     Select,
     operations,
 )
-from stemma.lang.sampling import check_seed
+from stemma.lang.sampling import checked_seed
 
 if TYPE_CHECKING:
     from stemma.interpreter.fork import Forks
@@ -146,6 +146,8 @@ class ProgramState(SglangNames):
 
     def var_scope(self, name: str) -> Block:
         """`with s.var_scope("x"): ...` makes all text that the block appends the variable x."""
+        if not isinstance(name, str) or not name:
+            raise InvalidArgument(f"var_scope({name!r}): a variable's name is a non-empty string")
         return Block(self, ScopeBegin(name), ScopeEnd(name))
 
     # Splitting
@@ -169,7 +171,7 @@ class ProgramState(SglangNames):
         from stemma.interpreter.fork import Forks, branch_names
 
         _refuse_offsets("fork", position_ids_offset)
-        check_seed(seed)
+        seed = checked_seed(seed)
         if size is not None and n != 1:
             raise InvalidArgument(f"fork({n!r}, size={size!r}): size is another name of the first")
         self._raise_known_failure()

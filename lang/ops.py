@@ -32,6 +32,19 @@ def _is_ours(module: str) -> bool:
     return module.startswith(("stemma.lang.", "stemma.interpreter.", "stemma.backend."))
 
 
+def check_text(what: str, text: str) -> None:
+    """Raise InvalidArgument for half of a surrogate pair, which no model's text can contain."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            place = error.start
+            raise InvalidArgument(
+                f"{what}: character {place} is {text[place]!r}, half of a surrogate pair and no "
+                "character of its own; replace it, as by text.encode(errors='replace').decode()"
+            ) from None
+
+
 class Expr:
     """Anything that `s += ...` takes besides a string. `"a" + gen("x") + "b"` is a `Chain`."""
 
@@ -44,9 +57,12 @@ class Expr:
         return Chain((*operations(other), *operations(self)))
 
     def __format__(self, spec: str) -> NoReturn:
+        self.__str__()
+
+    def __str__(self) -> NoReturn:
         raise InvalidArgument(
-            f"{type(self).__name__} inside an f-string would become plain text: join it with +, "
-            'as in "Answer: " + st.gen("x")'
+            f"{type(self).__name__} inside an f-string, or in str(), would become plain text: join "
+            'it with +, as in "Answer: " + st.gen("x")'
         )
 
 
@@ -63,6 +79,9 @@ class Text(Operation):
 
     text: str
     control: bool = False
+
+    def __post_init__(self) -> None:
+        check_text("control" if self.control else "text", self.text)
 
 
 @dataclass(frozen=True, slots=True)

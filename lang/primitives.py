@@ -24,6 +24,7 @@ from stemma.lang.ops import (
     Score,
     Select,
     Text,
+    check_text,
     operations,
 )
 from stemma.lang.reasoning import checked_marks, marks_of_family
@@ -86,7 +87,7 @@ def gen(
     >>> s += "Capital of France:" + st.gen("capital", max_tokens=8, stop="\\n")  # doctest: +SKIP
     >>> s += st.assistant(st.gen("answer", reasoning="why"))  # doctest: +SKIP
     """
-    _check_name("gen", name)
+    check_name("gen", name)
     _refuse_both("gen", logprobs=logprobs, return_logprob=return_logprob)
     _refuse_both("gen", top_logprobs=top_logprobs, top_logprobs_num=top_logprobs_num)
     if not isinstance(heal, bool):
@@ -146,7 +147,7 @@ def gen(
     params, given = _params(settings)
     if reasoning is None:
         return Gen(name, params, given, heal)
-    _check_name("gen", reasoning, "reasoning")
+    check_name("gen", reasoning, "reasoning")
     if reasoning == name:
         raise InvalidArgument(f"gen({name!r}, reasoning={reasoning!r}): needs another name")
     marks = None if reasoning_marks is None else checked_marks(reasoning_marks)
@@ -217,7 +218,7 @@ def select(
             f"select({name!r}): the variable's name comes first, then the choices; without a name "
             "write select(choices=[...])"
         )
-    _check_name("select", name)
+    check_name("select", name)
     if not isinstance(choices, Iterable) or isinstance(choices, str):
         raise InvalidArgument(f"select(choices={choices!r}): must be a list of strings")
     if isinstance(choices, set | frozenset):
@@ -228,11 +229,14 @@ def select(
     texts = tuple(choices)
     if not texts:
         raise InvalidArgument("select(choices=[]): there is nothing to choose from")
-    for i, text in enumerate(texts):
+    seen: set[str] = set()
+    for text in texts:
         if not isinstance(text, str) or not text:
             raise InvalidArgument(f"select: choice {text!r} must be a non-empty string")
-        if text in texts[:i]:
+        if text in seen:
             raise InvalidArgument(f"select: choice {text!r} is there twice")
+        check_text("select: choice", text)
+        seen.add(text)
     if temperature != 0:
         raise InvalidArgument(
             f"select(temperature={temperature!r}): a choice is decided, not drawn; must be 0"
@@ -248,9 +252,10 @@ def score(text: str, name: str | None = None) -> Score:
 
     >>> s += "The sky is" + st.score(" blue", "blue")  # doctest: +SKIP
     """
-    _check_name("score", name)
+    check_name("score", name)
     if not isinstance(text, str) or not text:
         raise InvalidArgument(f"score({text!r}): must be a non-empty string")
+    check_text("score", text)
     return Score(text, name)
 
 
@@ -259,8 +264,10 @@ def control(text: str) -> Text:
 
     In any other text the same characters stay characters.
     """
-    if not isinstance(text, str):
-        raise InvalidArgument(f"control({text!r}): must be a string that spells control tokens")
+    if not isinstance(text, str) or not text:
+        raise InvalidArgument(
+            f"control({text!r}): must be a non-empty string that spells control tokens"
+        )
     return Text(text, control=True)
 
 
@@ -348,7 +355,8 @@ def _new_params(**settings: Any) -> tuple[SamplingParams, frozenset[str]]:
 _remembered_params = lru_cache(maxsize=1024, typed=True)(_new_params)
 
 
-def _check_name(what: str, name: object, parameter: str = "name") -> None:
+def check_name(what: str, name: object, parameter: str = "name") -> None:
+    """Raise InvalidArgument for what is neither a variable's name nor None."""
     if name is not None and (not isinstance(name, str) or not name):
         raise InvalidArgument(
             f"{what}({parameter}={name!r}): a variable's name is a non-empty string, or None"

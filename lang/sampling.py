@@ -17,6 +17,7 @@ from stemma.lang.errors import InvalidArgument
 from stemma.lang.expressions import compile_stop_regex
 
 DEFAULT_MAX_TOKENS = 128
+MOST_SAMPLES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,8 @@ class SamplingParams:
     logprobs: report the log-probability of every output token (of the model: before temperature and
     cuts).
     top_logprobs: how many alternatives to report with each.
-    n: how many samples. A Branch always draws one; the interpreter and `LocalBackend.generate`
-    multiply.
+    n: how many samples, at most `MOST_SAMPLES`. A Branch always draws one; the interpreter and
+    `LocalBackend.generate` multiply.
     """
 
     max_tokens: int | None = None
@@ -135,8 +136,9 @@ class SamplingParams:
                 _refuse("stop", self.stop, "non-empty strings")
         if not self.top_logprobs >= 0:
             _refuse("top_logprobs", self.top_logprobs, "at least 0")
-        if not self.n >= 1:
-            _refuse("n", self.n, "at least 1")
+        if not 1 <= self.n <= MOST_SAMPLES:
+            _refuse("n", self.n, f"at least 1 and at most {MOST_SAMPLES:,}")
+        object.__setattr__(self, "seed", checked_seed(self.seed))
 
     @classmethod
     def from_model(cls, backend: _KnowsItsSampling) -> SamplingParams:
@@ -184,8 +186,8 @@ def merged(base: SamplingParams, own: SamplingParams, given: frozenset[str]) -> 
     return base.but(**{name: getattr(own, name) for name in given})
 
 
-_INTEGERS = ("max_tokens", "min_tokens", "top_k", "top_logprobs", "n", "seed")
-_OPTIONAL = ("max_tokens", "seed")
+_INTEGERS = ("max_tokens", "min_tokens", "top_k", "top_logprobs", "n")
+_OPTIONAL = ("max_tokens",)
 _SWITCHES = ("include_stop", "ignore_eos", "logprobs")
 _NUMBERS = (
     "temperature",
@@ -230,15 +232,19 @@ def _refuse(name: str, value: object, wanted: str) -> NoReturn:
     raise InvalidArgument(f"{name}={value!r}: must be {wanted}")
 
 
-def check_seed(seed: object) -> None:
-    """Of a run or a fork. Raises InvalidArgument."""
-    if seed is not None and not (isinstance(seed, int) and -(2**63) <= seed < 2**63):
+def checked_seed(seed: object) -> int | None:
+    """The seed of a run, a batch, a fork or a draw, as an int. Raises InvalidArgument."""
+    if seed is None:
+        return None
+    number = _integer("seed", seed)
+    if not -(2**63) <= number < 2**63:
         _refuse("seed", seed, "an integer of 64 bits, or None")
+    return number
 
 
 def derive_seed(seed: int, *path: int) -> int:
     """A seed of its own for each place in a program: a hash of `seed` and the path to the place. 63
     bits.
     """
-    words = b"".join(int(word).to_bytes(9, "little", signed=True) for word in (seed, *path))
+    words = b"".join(word.to_bytes(9, "little", signed=True) for word in (seed, *path))
     return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little") >> 1

@@ -162,9 +162,9 @@ USES: dict[str, Callable[[], Any]] = {
     ),
     "state.fork(position_ids_offset=)": lambda: run(lambda s: s.fork(2, position_ids_offset=[0])),
     "state.copy(position_ids_offset=)": lambda: run(lambda s: s.copy(position_ids_offset=[0])),
-    "state.text_iter(var_name=)": lambda: run(lambda s: s.text_iter(var_name="x")),
+    "state.text_iter(var_name=)": lambda: run(lambda s: [s.text_iter(var_name="x")]),
     "state.text_async_iter(return_meta_data=)": lambda: run(
-        lambda s: s.text_async_iter("x", return_meta_data=True)
+        lambda s: [s.text_async_iter("x", return_meta_data=True)]
     ),
     "forks.join(mode=)": lambda: run(lambda s: forked(s).join(mode="concate_and_append")),
 }

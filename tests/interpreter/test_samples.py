@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import stemma as st
+from stemma.backend.base import Pending
 from stemma.backend.mock import MockBackend
+from stemma.interpreter.flight import Flight
+from stemma.lang.ops import Gen
 
 PROMPT = "A prompt that all of the samples share."
 
@@ -70,3 +75,32 @@ def test_samples_that_cannot_all_begin_leave_no_branch_open() -> None:
     with pytest.raises(st.errors.InvalidArgument, match="n=2"):
         backend.open().sample([st.SamplingParams(), st.SamplingParams(n=2)])
     assert backend.open_branches == 1
+
+
+def test_ten_thousand_samples_hold_nobody_up() -> None:
+    backend = MockBackend(lambda prompt, params: "a", delay=0.01)
+    start = time.process_time()
+    state = sampled.run(10_000, backend=backend)
+    assert len(state["x"]) == 10_000
+    assert time.process_time() - start < 5  # with a look at every sample at each arrival: minutes
+
+
+def test_the_first_sample_that_fails_stops_the_others_once() -> None:
+    branch = MockBackend(lambda prompt, params: "a", delay=30).open()
+    operation = st.gen("x")
+    assert isinstance(operation, Gen)
+    handles: list[Pending[Any]] = [*branch.sample([st.SamplingParams()] * 3)]
+    flight = Flight(operation, None, handles)
+    arrivals: list[bool] = []
+    flight.on_arrival(lambda: arrivals.append(True))
+    assert not flight.landed()
+    handles[1].cancel()
+    assert len(arrivals) == 1
+    assert flight.landed()
+    assert len(arrivals) == 3
+    assert isinstance(flight.error, st.errors.Cancelled)
+
+
+def test_more_samples_than_anybody_means_are_refused_where_they_are_written() -> None:
+    with pytest.raises(st.errors.InvalidArgument, match="at most 10,000"):
+        st.gen("x", n=1_000_000_000)

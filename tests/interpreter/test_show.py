@@ -213,7 +213,7 @@ EVIL = "<script>alert(1)</script><b onclick='x'>&amp;\x1b[31m\x07\u202e\"</detai
 @st.function
 def evil(s: st.ProgramState) -> None:
     s += st.control(EVIL) + EVIL + st.gen(EVIL, reasoning="why" + EVIL)
-    s.fork([EVIL]).__iadd__(EVIL + st.select(EVIL, [EVIL]))
+    s.fork([EVIL.replace("/", "|")]).__iadd__(EVIL + st.select(EVIL, [EVIL]))
     s += st.score(EVIL, "score" + EVIL)
 
 
