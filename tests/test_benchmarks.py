@@ -8,16 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, strategies
 from rich.console import Console
 from suite import command
 from suite.command import run_suite
 from suite.contenders import Contender, Peer, Stemma, run_program
 from suite.floor import Floor
 from suite.measure import Measured, Runs
+from suite.peers.llama_cpp_peer import Line, shared_parts, shares
 from suite.peers.serve import Setup
 from suite.recorder import Recorder
 from suite.report import as_json, latency_table, table, write_plot
-from suite.work import Outcome, Replay
+from suite.work import Call, Outcome, Ready, Replay, common_length
 from suite.workloads import WORKLOADS, Size
 
 import stemma as st
@@ -132,6 +134,43 @@ def test_the_command_refuses_names_that_are_not_there(capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit):
         command.main(["--only", "mmlu,nothing"])
     assert "--only: there is no 'nothing', only mmlu" in capsys.readouterr().err
+
+
+@given(
+    texts=strategies.lists(
+        strategies.lists(strategies.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=8
+    ),
+    kept=strategies.lists(strategies.lists(strategies.integers(0, 2), max_size=8), max_size=3),
+)
+def test_by_hand_every_token_is_in_every_sequence_once(
+    texts: list[list[int]], kept: list[list[int]]
+) -> None:
+    lines = [Line(Ready(i, text, 1, [], -1), i, text) for i, text in enumerate(texts)]
+    held: dict[int, list[int]] = {}
+    for line in lines:
+        longest = max((common_length(text, line.ids) for text in kept), default=0)
+        line.have = min(longest, len(line.ids) - 1)
+        held[line.sequence] = line.ids[: line.have]
+    decoded = 0
+    for parts in shared_parts(lines, grouped=True):
+        for group, begin, end in parts:
+            decoded += end - begin
+            assert len(held[group[0].sequence]) == begin
+            for line in group:
+                held[line.sequence] += group[0].ids[max(begin, line.have) : end]
+    assert [held[line.sequence] for line in lines] == texts
+    if not kept:
+        assert decoded == len({tuple(text[: n + 1]) for text in texts for n in range(len(text))})
+
+
+def test_buffers_are_shared_only_where_texts_are() -> None:
+    text = list(range(100))
+    alone = [Call(0, None, 0, [i, *text], new=4) for i in range(3)]
+    assert not shares(alone)
+    assert not shares([*alone, Call(1, 0, 105, [1], new=4), Call(1, 1, 105, [1], choices=[[1]])])
+    assert shares([*alone, Call(1, 0, 105, [1], new=4), Call(1, 0, 90, [1], new=4)])
+    assert shares([Call(0, None, 0, [*text, i], new=4) for i in range(3)])
+    assert shares([Call(0, None, 0, text, choices=[[1, 2], [3, 4]])])
 
 
 def test_the_plot_has_a_bar_for_each_peer(tmp_path: Path) -> None:
