@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, strategies
+from hypothesis import given, settings, strategies
 from rich.console import Console
 from suite import command
 from suite.command import run_suite
@@ -136,6 +136,7 @@ def test_the_command_refuses_names_that_are_not_there(capsys: pytest.CaptureFixt
     assert "--only: there is no 'nothing', only mmlu" in capsys.readouterr().err
 
 
+@settings(deadline=None)
 @given(
     texts=strategies.lists(
         strategies.lists(strategies.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=8
