@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
@@ -268,12 +268,14 @@ def _closing(branch: Branch) -> Callable[[Future[Completion]], None]:
 class Backend(ABC):
     """A model to run programs on. Serves any number of threads.
 
-    reasoning_marks: what the model puts around its reasoning.
+    reasoning_marks: what the model puts around its reasoning. control_tokens: the texts of its
+    control tokens; None where the backend does not know them.
     """
 
     chat: ChatFormat
     model_name: str
     reasoning_marks: Marks = THINK
+    control_tokens: Collection[str] | None = None
 
     def model_sampling(self) -> SamplingParams:
         """The sampling that the model's authors recommend, of backends that know it."""

@@ -76,7 +76,7 @@ class Executor:
         self.transcript = Transcript(label)
         self.error: BaseException | None = None
         self.cancelled = False
-        self.released = False
+        self.released = self._closed = False
         # The last task that was queued, taken from the queue, and done when it was idle.
         self._queued: Task | None = None
         self._taken: Task | None = None
@@ -87,6 +87,11 @@ class Executor:
         self._listeners = Listeners(label, run.feed)
         self._when_idle: list[Callable[[], object]] = []
         run.executors[self] = None
+
+    def __del__(self) -> None:
+        """It was not released, but went together with its state."""
+        if self.branch is not None and not self._closed:
+            self.run.dispatcher.call(self.branch.close)
 
     # From any thread
 
@@ -224,6 +229,7 @@ class Executor:
             callback()
 
     def _close(self, branch: Branch) -> None:
+        self._closed = True
         try:
             branch.close()
         except Exception as error:  # nobody reads a closing: the end of the run tells

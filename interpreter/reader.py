@@ -53,6 +53,15 @@ SHOWN_CHARACTERS = 2000
 """Longer literals are shown with their middle left out."""
 
 
+def _not_one_text(name: str, variable: Variable) -> InvalidArgument:
+    what = f"is a {type(variable.value).__name__}"
+    if variable.samples > 1:
+        what = f"has {variable.samples} samples"
+    return InvalidArgument(
+        f"text_iter({name!r}): the variable {what}, not one text: read s[{name!r}]"
+    )
+
+
 class BranchReader:
     """One branch of a running or finished program, for reading."""
 
@@ -146,7 +155,8 @@ class BranchReader:
         """The text of the branch in pieces as it grows, or only that of one variable.
 
         That is what `s[var_name]` is now: of a name that was written again the latest, and on a
-        branch that has not written it what it had at the fork.
+        branch that has not written it what it had at the fork. One whose value is not one text, as
+        with `n=4`, raises InvalidArgument.
 
         A late reader gets everything, too. Inside a program it ends when all is done that was
         queued; outside (`run(stream=True)`) when the run ends. Raises what the branch or the run
@@ -174,13 +184,20 @@ class BranchReader:
             yield whole
 
     def _unstreamed(self, name: str | None) -> str | None:
-        """The text of a variable that no event tells of: of a scope, or set by the program."""
+        """The text of a variable that no event tells of: of a scope, or set by the program.
+
+        Raises InvalidArgument for a value that is not one text.
+        """
         if name is None or (variable := self._read(name)).streamed:
             return None
-        return variable.raw if isinstance(variable.raw, str) else None
+        if not isinstance(variable.raw, str):
+            raise _not_one_text(name, variable)
+        return variable.raw
 
     def _pick(self, name: str | None) -> _Pick:
         variable = self._own.get(name or "") or self._inherited.get(name or "")
+        if name is not None and variable is not None and variable.samples > 1:
+            raise _not_one_text(name, variable)
         if variable is None or variable.streamed:
             return _Pick(name, skip=max(0, variable.told - 1) if variable is not None else 0)
         return _Pick(name, skip=variable.told + 1)  # it is read whole at the end
@@ -325,4 +342,5 @@ class BranchReader:
 
     def _raise_run_failure(self) -> None:
         if self._run.failure is not None:
+            self._run.note_seen(self._run.failure)
             raise self._run.failure

@@ -17,6 +17,7 @@ from stemma.backend.base import Backend, Usage
 from stemma.interpreter.dispatcher import Timer, dispatcher
 from stemma.interpreter.events import Ended, Event, Feed
 from stemma.interpreter.transcript import Transcript
+from stemma.interpreter.untold import Untold
 from stemma.interpreter.variable import Variable
 from stemma.lang.errors import Cancelled, StemmaError, Timeout
 from stemma.lang.sampling import SamplingParams
@@ -42,6 +43,7 @@ class Run:
     finished: resolved when the run has ended, well or not.
     stopped: why the run was cancelled. failure: what the end of a streamed run has raised, for all
         who read it.
+    untold: failures that no caller is there to raise to.
     record: the texts of the branches that were forked, also of those that nothing holds any more;
         of very many the latest, for a run may go on for days. fork_numbers: one for each fork.
     """
@@ -72,6 +74,7 @@ class Run:
         self.usages: list[Usage] = []
         self.record: list[Transcript] = []
         self.fork_numbers = itertools.count()
+        self.untold = Untold(name)
         self._failures: list[tuple[BaseException, bool]] = []
         self._seen: dict[int, BaseException] = {}  # by id; held, so that an id stays one error's
         self._timer: Timer | None = None
@@ -93,10 +96,17 @@ class Run:
     def note_failure(self, error: BaseException, *, main: bool) -> None:
         """Dispatcher only: a branch failed; `main` if it is the program's own."""
         self._failures.append((error, main))
+        if self.finished.done:
+            self._note_untold(error)
 
     def note_seen(self, error: BaseException) -> None:
         """The program was told of `error` by a read or a join."""
         self._seen[id(error)] = error
+        self.untold.told(error)
+        if (
+            error is self.stopped and self.failure is not None
+        ):  # it tells what the run has failed by
+            self.untold.told(self.failure)
 
     def was_seen(self, error: BaseException) -> bool:
         return id(error) in self._seen
@@ -163,7 +173,15 @@ class Run:
         self.failure = failure if self.background is not None else None
         self._failures.clear()
         self.finished.finish()
+        if self.failure is not None:
+            self._note_untold(self.failure)
         self.dispatcher.call(self._close_feeds)
+
+    def _note_untold(self, error: BaseException) -> None:
+        """First noted, then looked: a reader that is told meanwhile does it the other way round."""
+        self.untold.add(error)
+        if self.was_seen(error) or (self.stopped is not None and self.was_seen(self.stopped)):
+            self.untold.told(error)
 
     def _close_feeds(self) -> None:
         for executor in list(self.executors):

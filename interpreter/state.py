@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 from stemma.interpreter.block import Block, check_begins, check_ends
+from stemma.interpreter.control import check_control
 from stemma.interpreter.executor import Executor
 from stemma.interpreter.run import Run
 from stemma.interpreter.sglang_names import SglangNames
@@ -28,6 +29,7 @@ from stemma.lang.ops import (
     ScopeEnd,
     Score,
     Select,
+    Text,
     operations,
 )
 from stemma.lang.sampling import checked_seed
@@ -56,7 +58,10 @@ class ProgramState(SglangNames):
         self._open_role: str | None = None
         self._forks = 0
         self._original: ProgramState | None = None
-        weakref.finalize(self, executor.release).atexit = False
+        # By a weak reference: an error that the executor keeps has a state, this one perhaps.
+        weakref.finalize(self, _release, weakref.ref(executor)).atexit = False
+        if executor.main:
+            weakref.finalize(self, run.untold.warn)
 
     def __repr__(self) -> str:
         return f"<ProgramState {self.label} with {', '.join(self.variables()) or 'no variables'}>"
@@ -103,15 +108,26 @@ class ProgramState(SglangNames):
                 variable = self._follow(operation.name, Variable(), named)
                 variable.streamed = not isinstance(operation, ScopeEnd)
                 variable.told += variable.streamed
-            if isinstance(operation, Gen) and operation.reasoning is not None:
-                variable = variable or Variable()
-                variable.aside = self._follow(operation.reasoning, Variable(), named)
-                variable.aside.streamed = True
-                variable.aside.told += 1
+            if isinstance(operation, Gen):
+                samples = self._samples(operation)
+                if variable is not None:
+                    variable.samples = samples
+                if operation.reasoning is not None:
+                    variable = variable or Variable()
+                    aside = self._follow(operation.reasoning, Variable(), named)
+                    aside.streamed, aside.samples = True, samples
+                    aside.told += 1
+                    variable.aside = aside
+            if isinstance(operation, Text) and operation.control:
+                check_control(operation.text, self._run.backend.control_tokens)
             tasks.append((operation, variable))
         self._own.update(named)
         self._open_role, self._roles = role, roles
         self._executor.enqueue(*tasks)
+
+    def _samples(self, operation: Gen) -> int:
+        defaults = self._run.sampling
+        return operation.params.n if defaults is None or "n" in operation.given else defaults.n
 
     @overload
     def system(self) -> Block: ...
@@ -222,6 +238,11 @@ class ProgramState(SglangNames):
     def cancel(self) -> None:
         """Stop this branch: what is unfinished raises Cancelled. The run does not fail by it."""
         self._executor.cancel()
+
+
+def _release(reference: weakref.ref[Executor]) -> None:
+    if (executor := reference()) is not None:
+        executor.release()
 
 
 def _refuse_offsets(what: str, offsets: Sequence[int] | None) -> None:

@@ -28,9 +28,17 @@ class Stream:
         except KeyboardInterrupt:
             self.cancel()
             raise
+        except Exception as error:
+            self.state._run.note_seen(error)
+            raise
 
-    def __aiter__(self) -> AsyncIterator[Event]:
-        return self._feed.__aiter__()
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        try:
+            async for event in self._feed:
+                yield event
+        except Exception as error:
+            self.state._run.note_seen(error)
+            raise
 
     def cancel(self) -> None:
         """Stop the run; readers then raise Cancelled."""

@@ -18,8 +18,9 @@ class Variable:
 
     value: what the program reads. raw: its text (or texts). meta: how it came about. error: why it
     never will. aside: the variable of the reasoning before this one's text, which fails with it.
-    streamed: whether its text is told while it is written. told: how many values of its name the
-    branch tells of up to this one; a name may be written again.
+    samples: how many texts it is of. streamed: whether its text is told while it is written.
+    told: how many values of its name the branch tells of up to this one; a name may be written
+    again.
     """
 
     __slots__ = (
@@ -29,6 +30,7 @@ class Variable:
         "error",
         "meta",
         "raw",
+        "samples",
         "streamed",
         "told",
         "value",
@@ -41,6 +43,7 @@ class Variable:
         self.meta: Any = None
         self.error: BaseException | None = None
         self.aside: Variable | None = None
+        self.samples = 1
         self.streamed = False
         self.told = 0
         self._callbacks: list[Callable[[], object]] = []

@@ -122,6 +122,7 @@ class LocalBackend(Backend):
         self.text = Tokenizer.from_folder(loaded.folder)
         self.chat = chat_format(self.text)
         self.reasoning_marks = reasoning_marks(self.text)
+        self.control_tokens = self.text.control_tokens
         self.end_ids = end_ids(self.text, self.chat)
         pool = make_pool(config, kv_tokens, page_size, dtype=self.dtype, device=self.device)
         self.eviction = eviction

@@ -124,6 +124,11 @@ class Tokenizer:
         produce."""
         return self.token_bytes[token_id] if token_id < self.vocab_size else b""
 
+    @property
+    def control_tokens(self) -> tuple[str, ...]:
+        """The texts of all tokens that plain text never gives."""
+        return tuple(self._control.values())
+
     def is_control(self, token_id: int) -> bool:
         """Whether the id is an added token (special or not) that plain text never gives."""
         return token_id in self._control

@@ -6,6 +6,7 @@ import functools
 import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -165,3 +166,30 @@ def test_thousands_of_labels_and_choices_are_checked_in_a_moment() -> None:
     st.select("x", names)
     branch_names(names)
     assert time.process_time() - start < 1  # each against all before it: tens of seconds
+
+
+def test_control_text_without_a_control_token_is_refused_naming_the_near_miss() -> None:
+    backend = MockBackend()
+    backend.control_tokens = ("<|im_start|>", "<|im_end|>")
+    for text, said in (
+        ("<|im_edn|>", r"control\('<\|im_edn\|>'\).*did you mean '<\|im_end\|>'\?"),
+        ("nope", "it would be plain text$"),
+    ):
+        with pytest.raises(InvalidArgument, match=said):
+            st.function(lambda s, text=text: s.append(st.control(text))).run(backend=backend)  # type: ignore[misc]
+    taken = st.control("<|im_start|>user\n")
+    state = st.function(lambda s: s.append(taken)).run(backend=backend)
+    assert state.text() == "<|im_start|>user\n"
+
+
+def test_control_text_is_not_empty() -> None:
+    with pytest.raises(InvalidArgument, match="non-empty"):
+        st.control("")
+
+
+def test_a_local_model_knows_its_control_tokens(tiny_model: Callable[..., Path]) -> None:
+    with st.LocalBackend(tiny_model(), kv_tokens=256) as backend:
+        for text in ("<|im_end|>", "<|im_start|>user\n"):
+            st.function(lambda s, text=text: s.append(st.control(text))).run(backend=backend)  # type: ignore[misc]
+        with pytest.raises(InvalidArgument, match=r"did you mean '<\|im_end\|>'"):
+            st.function(lambda s: s.append(st.control("<|im_ende|>"))).run(backend=backend)

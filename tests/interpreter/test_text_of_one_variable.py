@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
+
+import pytest
 
 import stemma as st
+from stemma.lang.errors import InvalidArgument
 
 
 def test_name_that_is_written_again_streams_its_latest_value() -> None:
@@ -32,11 +36,42 @@ def test_scope_and_set_variables_come_whole() -> None:
         s += st.gen("set")
         latest = list(s.text_iter("set"))
         s["set"] = "again"
-        s["number"] = 3
-        return [list(s.text_iter(name)) for name in ("scope", "set", "number")] + [latest]
+        return [list(s.text_iter(name)) for name in ("scope", "set")] + [latest]
 
     state = program.run(backend=st.MockBackend(["X", "Y"]))
-    assert state.value == [["aXb"], ["again"], [], ["Y"]]
+    assert state.value == [["aXb"], ["again"], ["Y"]]
+
+
+def test_variable_that_is_not_one_text_is_refused_at_once() -> None:
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        s["number"] = 3
+        s += st.gen("drafts", reasoning="why", n=2)
+        branches = s.fork(2)
+        branches += st.gen("x")
+        branches.join()
+        for name, what in (
+            ("number", "is a int"),
+            ("drafts", "has 2 samples"),
+            ("why", "has 2 samples"),
+            ("x", "is a list"),
+        ):
+            with pytest.raises(InvalidArgument, match=f"{name}.*{what}.*read s"):
+                list(s.text_iter(name))
+
+    program.run(backend=st.MockBackend(["<think>a</think>b"] * 4))
+
+
+def test_samples_that_the_run_asks_for_are_no_one_text_either() -> None:
+    program = st.function(lambda s: s.append(st.gen("x")))
+    state = program.run(backend=st.MockBackend(["late"] * 2, delay=5), n=2, stream=True)
+    while "x" not in state:
+        pass
+    start = time.monotonic()
+    with pytest.raises(InvalidArgument, match="2 samples"):
+        list(state.text_iter("x"))
+    assert time.monotonic() - start < 3
+    state._run.cancel()
 
 
 def test_async_reading_gives_the_same() -> None:
