@@ -17,12 +17,13 @@ import numpy.typing as npt
 import torch
 
 from stemma.backend.base import Backend, Branch, CacheMode, Completion, Namespace, Pending
+from stemma.backend.local.attention.executor import Attention
 from stemma.backend.local.attention.torch_attention import TorchAttention
 from stemma.backend.local.branch import LocalBranch
 from stemma.backend.local.cache.eviction import POLICIES
+from stemma.backend.local.cache.kv_pool import KVPool
 from stemma.backend.local.cache.radix_cache import RadixCache
 from stemma.backend.local.cache.snapshot import TreeSnapshot
-from stemma.backend.local.compiled.adopt import CompileMode, check_compile, compile_engine
 from stemma.backend.local.conventions import (
     chat_format,
     end_ids,
@@ -37,6 +38,9 @@ from stemma.backend.local.metrics import Stats
 from stemma.backend.local.model.default_model import resolve_model
 from stemma.backend.local.model.loader import LoadedModel, load_model
 from stemma.backend.local.model.quantize import Quantization, check_quantization
+from stemma.backend.local.native.attention import NativeAttention, works
+from stemma.backend.local.native.build import CompileMode, kernels
+from stemma.backend.local.native.layers import compiled_layers
 from stemma.backend.local.pins import Clock, Pin, pin_prefix
 from stemma.backend.local.reloading import reload_weights
 from stemma.backend.local.request import CacheUse, Ints, Request
@@ -63,9 +67,8 @@ class LocalBackend(Backend):
     device: "cuda" or "cpu"; None takes a GPU where there is one. dtype: None takes bfloat16 on a
     GPU and float32 on a CPU. quantization: "int8" multiplies in int8, several times faster on a
     CPU and a little less exact, see `model/quantize.py`; None does not.
-    compile: "auto" has what lies between two attentions compiled in another process, once per
-    machine, and goes over to it when that is done, for models that are worth it; "wait" before the
-    first step; False never. On a CPU in float32 only.
+    compile: "auto" uses the C++ kernels where there is a compiler to build them (once, in seconds)
+    and they are right; True must have them; False goes without. For float32 on a CPU.
     kv_tokens: size of the KV pool; None takes a share of the memory that is free. page_size: tokens
     per page, the
         unit of sharing. prefix_cache: False computes every request from its first token on.
@@ -112,7 +115,7 @@ class LocalBackend(Backend):
         self.device = choose_device(device)
         self.dtype = choose_dtype(dtype, self.device)
         self.quantization = check_quantization(quantization, self.device, self.dtype)
-        self.compile = check_compile(compile, self.device, self.dtype)
+        self._kernels = kernels(compile, self.device, self.dtype)
         source = resolve_model(model)
         loaded = self.load(source)
         config = loaded.config
@@ -135,7 +138,7 @@ class LocalBackend(Backend):
         )
         self.engine = Engine(
             loaded.decoder,
-            TorchAttention(pool, num_heads=config.num_heads, scale=config.attention_scale),
+            self._attention(pool),
             Scheduler(
                 memory, policy=policy, max_running=max_running, max_step_tokens=max_step_tokens
             ),
@@ -143,13 +146,22 @@ class LocalBackend(Backend):
             end_ids=self.end_ids,
         )
         self._finalizer = weakref.finalize(self, self.engine.close)
-        compile_engine(self.engine, self.model_folder, self.quantization, self.compile)
 
     def load(self, source: str | Path) -> LoadedModel:
         """A model as this backend runs it."""
-        return load_model(
+        loaded = load_model(
             source, device=self.device, dtype=self.dtype, quantization=self.quantization
         )
+        if self._kernels is not None:
+            loaded.decoder.compiled = compiled_layers(self._kernels, loaded.decoder)
+        return loaded
+
+    def _attention(self, pool: KVPool) -> Attention:
+        heads, scale = self.config.num_heads, self.config.attention_scale
+        kernels, shape = self._kernels, (heads, self.config.num_kv_heads, self.config.head_dim)
+        if kernels is not None and works(kernels, *shape):
+            return NativeAttention(kernels, pool, num_heads=heads, scale=scale)
+        return TorchAttention(pool, num_heads=heads, scale=scale)
 
     def set_version(self, loaded: LoadedModel, source: str | Path) -> None:
         """Name the weights that are now in use. Every load has a version of its own, for a request

@@ -57,7 +57,7 @@ class Batch:
     children.
 
     token_ids, positions, slots: int64[rows]; slots are distinct. Every segment has at least one
-    row.
+    row. tables: int32, of each entry.
     """
 
     token_ids: Rows
@@ -65,6 +65,7 @@ class Batch:
     slots: Rows
     segments: list[Segment]
     entry_rows: list[Rows]
+    tables: list[Slots]
 
     def rows_of(self, entry: int) -> Rows:
         """The rows of positions computed..end-1 of `entries[entry]`, in order of position."""
@@ -128,6 +129,7 @@ def build_batch(entries: Sequence[Entry]) -> Batch:
         slots=_gather([s.slots for s in segments if s.own_rows]),
         segments=segments,
         entry_rows=_rows_by_entry(entries, edges),
+        tables=[entry.table for entry in entries],
     )
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from stemma.backend.base import TokenLogprob
-from stemma.backend.local.attention.torch_attention import TorchAttention
+from stemma.backend.local.attention.executor import Attention
 from stemma.backend.local.batch import Batch, build_batch
 from stemma.backend.local.logit_rules import Draw
 from stemma.backend.local.metrics import Counters, Stats, Stopwatch
@@ -90,7 +90,7 @@ class Engine:
     def __init__(
         self,
         decoder: Decoder,
-        attention: TorchAttention,
+        attention: Attention,
         scheduler: Scheduler,
         *,
         device: torch.device,

@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stemma.backend.local.compiled.adopt import compile_engine
 from stemma.backend.local.model.default_model import resolve_model
 from stemma.lang.errors import InvalidArgument, ModelLoadError
 
@@ -39,4 +38,3 @@ def reload_weights(backend: LocalBackend, model: str | Path | None) -> None:
         engine.scheduler.memory.flush()
 
     engine.call(swap)
-    compile_engine(engine, backend.model_folder, backend.quantization, backend.compile)

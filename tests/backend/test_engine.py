@@ -106,7 +106,7 @@ def test_outputs_are_reused_by_a_prompt_that_contains_them(make: Make) -> None:
 def test_namespaces_share_nothing(make: Make) -> None:
     backend = make()
     prompt = prompts(4, 1)[0]
-    spaces = [Namespace(), Namespace(salt="a"), Namespace(extra_key="a"), Namespace(adapter="a")]
+    spaces = [Namespace(), Namespace(salt="a"), Namespace(extra_key="a")]
     for space in spaces:
         assert backend.generate([prompt], GREEDY, namespace=space)[0].usage.cached_tokens == 0
     assert backend.flush_cache(spaces[1]) > 0

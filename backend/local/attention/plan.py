@@ -42,11 +42,6 @@ values from memory rather than from a cache level: a span under one row is worth
 1,500 keys, under 32 rows from about 10.
 """
 
-KERNEL_COSTS = Costs(
-    item=25.0, dense_key=0.1, dense_pair=0.013, gathered_key=0.1, ragged=6.0, ragged_pair=0.04
-)
-"""The same with the C++ kernel for the ragged rest, which copies nothing."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseItem:

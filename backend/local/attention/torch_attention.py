@@ -18,7 +18,6 @@ from torch import Tensor
 
 from stemma.backend.local.attention.padding import PaddedGroup, padded_groups
 from stemma.backend.local.attention.plan import CPU_COSTS, Costs, DenseItem, Plan, make_plan
-from stemma.backend.local.attention.ragged import RaggedKernel
 from stemma.backend.local.batch import Batch, Rows
 from stemma.backend.local.cache.kv_pool import KVPool
 
@@ -99,12 +98,10 @@ class TorchAttention:
 
     scale: factor of the scores, usually head_dim ** -0.5. costs: what the plan weighs. window:
     sliding window in tokens, or None. kernel: "auto" takes the flash kernel where it works, else
-    "matmul". The attribute `kernel` says which one is used. ragged: what does the ragged rest
-    instead of torch; may be set between two steps, with the costs that go with it.
+    "matmul". The attribute `kernel` says which one is used.
     """
 
     kernel: Literal["flash", "matmul"]
-    ragged: RaggedKernel | None = None
 
     def __init__(
         self,
@@ -170,11 +167,9 @@ class Attend:
         self._slots = self._tensor(batch.slots)
 
         levels = _levels(plan.items, self._rows)
-        self._ragged = plan.ragged
-        self._ragged_kernel = attention.ragged if len(plan.ragged) else None
-        grouped = len(plan.ragged) > 0 and self._ragged_kernel is None
+        groups = padded_groups(plan.ragged, attention.costs)
         ragged_level = max(levels, default=-1) + 1
-        count = max(1, ragged_level + grouped)
+        count = ragged_level + bool(groups)
         shape = (count, self._rows, self._heads)
         self._out = torch.zeros(*shape, self._dim, dtype=self._accumulate, device=self._device)
         self._lse = torch.full(shape, HIDDEN, dtype=self._accumulate, device=self._device)
@@ -183,14 +178,12 @@ class Attend:
             for item, level in zip(plan.items, levels, strict=True)
             for block in self._blocks_of(item, batch.positions, level)
         ]
-        groups = padded_groups(plan.ragged, attention.costs) if grouped else []
         self._groups = [self._group_of(group) for group in groups]
         if groups:
             self._ragged_out = self._by_kv_head(self._out[ragged_level])
             self._ragged_lse = self._by_kv_head(self._lse[ragged_level])
         self._merges = _merge_ranges(plan.items, groups, levels, count)
         indices = [block.slots for block in self._blocks if isinstance(block.slots, Tensor)]
-        self._is_alone = count == 1 and self._ragged_kernel is None
         gathers = [len(index) * self._kv_heads for index in indices]
         gathers += [len(group.index) for group in self._groups]
         self._scratch = pool.k[0].new_empty(2, max(gathers, default=0) * self._dim)
@@ -208,7 +201,7 @@ class Attend:
         by_head, by_kv_head = q.transpose(0, 1)[None], self._by_kv_head(q)
         for block in self._blocks:
             out, lse = self._run_block(block, by_head, by_kv_head, keys, values)
-            if block.count == self._rows and self._is_alone:  # nothing to collect or merge
+            if block.count == self._rows and len(self._out) == 1:  # nothing to collect or merge
                 return (out if block.count == 1 else out[0].transpose(0, 1)).flatten(1).to(q.dtype)
             block.out.copy_(out)
             block.lse.copy_(lse)
@@ -216,10 +209,7 @@ class Attend:
             out, lse = self._run_group(group, by_kv_head, keys, values)
             self._ragged_out[group.rows] = out
             self._ragged_lse[group.rows] = lse
-        out, lse = self._merged()
-        if self._ragged_kernel is not None:
-            self._ragged_kernel(q, keys, values, self._ragged, self._scale, out, lse)
-        return out.flatten(1).to(q.dtype)
+        return self._merged().flatten(1).to(q.dtype)
 
     def _run_block(
         self, block: _Block, by_head: Tensor, by_kv_head: Tensor, keys: Tensor, values: Tensor
@@ -253,18 +243,16 @@ class Attend:
         torch.index_select(values, 0, index, out=v)
         return k, v
 
-    def _merged(self) -> tuple[Tensor, Tensor]:
-        """The partial results as one: [R, H, D], and its log-sum-exp [R, H].
-
-        Of two the second has weight sigmoid(lse_2 - lse_1).
-        """
+    def _merged(self) -> Tensor:
+        """[R, H, D]. Of two partial results the second has weight sigmoid(lse_2 - lse_1)."""
         out, lse = self._out[0].clone(), self._lse[0].clone()
         for level, (start, stop) in enumerate(self._merges, 1):
             so_far, more = lse[start:stop], self._lse[level, start:stop]
             weight = torch.sigmoid(more - so_far).unsqueeze(-1)
             out[start:stop].lerp_(self._out[level, start:stop], weight)
-            torch.logaddexp(so_far, more, out=so_far)
-        return out, lse
+            if level < len(self._merges):
+                torch.logaddexp(so_far, more, out=so_far)
+        return out
 
     def _by_kv_head(self, x: Tensor) -> Tensor:
         """[R, H, ...] seen as [R, KV, H // KV, ...]."""

@@ -28,10 +28,18 @@ class Attend(Protocol):
         ...
 
 
-class Compiled(NamedTuple):
-    """Functions that do the same as `Decoder.eager_between` and `Decoder.eager_head`, faster."""
+class Stages(NamedTuple):
+    """What lies around the attentions of a decoder, as functions; x is the residual stream.
 
+    first: (x, cos, sin) -> q, k, v of the first attention. between: (layer, x, attended, cos, sin)
+    -> x, q, k, v, from the attention of a layer to that of the next. last: (x, attended) -> hidden
+    states. head: hidden states -> logits. What they return lives until a stage is called again; x
+    may be changed in place.
+    """
+
+    first: Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]
     between: Callable[[int, Tensor, Tensor, Tensor, Tensor], Sequence[Tensor]]
+    last: Callable[[Tensor, Tensor], Tensor]
     head: Callable[[Tensor], Tensor]
 
 
@@ -79,12 +87,12 @@ class Decoder(nn.Module):
     """Embedding, layers, final norm, head. Its weights are uninitialised until a loader fills them.
 
     device and dtype are fixed here. Rotary angles are float32 in every dtype, as in training.
-    compiled: may be set between two steps.
+    compiled: faster stages that do the same as `eager`, to be used instead.
     """
 
     blocks: Sequence[Block]
     frequencies: Tensor
-    compiled: Compiled | None = None
+    compiled: Stages | None = None
 
     def __init__(self, config: DecoderConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
@@ -104,29 +112,31 @@ class Decoder(nn.Module):
         """Token ids [rows] and their positions [rows], int64 -> hidden states [rows, hidden]."""
         x = F.embedding(token_ids, self.embedding)
         cos, sin = rope_rotation(positions, self.frequencies, x.dtype)
-        q, k, v = self.blocks[0].project(x, cos, sin)
-        between = self.compiled.between if self.compiled else self.eager_between
+        stages = self.compiled or self.eager
+        q, k, v = stages.first(x, cos, sin)
         last = len(self.blocks) - 1
         for layer in range(last):
-            x, q, k, v = between(layer, x, attend(layer, q, k, v), cos, sin)
-        x = self.blocks[last].finish(x, attend(last, q, k, v))
-        hidden: Tensor = self.norm(x)
-        return hidden
+            x, q, k, v = stages.between(layer, x, attend(layer, q, k, v), cos, sin)
+        return stages.last(x, attend(last, q, k, v))
 
-    def eager_between(
+    @property
+    def eager(self) -> Stages:
+        """The stages by torch."""
+        return Stages(self.blocks[0].project, self._between, self._last, self.head)
+
+    def _between(
         self, layer: int, x: Tensor, attended: Tensor, cos: Tensor, sin: Tensor
     ) -> Sequence[Tensor]:
-        """From the attention of a layer to that of the next: x, q, k, v."""
         x = self.blocks[layer].finish(x, attended)
         return x, *self.blocks[layer + 1].project(x, cos, sin)
 
-    def eager_head(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.head(hidden)
-        return logits
+    def _last(self, x: Tensor, attended: Tensor) -> Tensor:
+        hidden: Tensor = self.norm(self.blocks[-1].finish(x, attended))
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [n, hidden] -> [n, vocab], float32, or float64 for a float64 decoder."""
-        logits = self.compiled.head(hidden) if self.compiled else self.eager_head(hidden)
+        logits = (self.compiled or self.eager).head(hidden)
         return logits if logits.dtype == torch.float64 else logits.float()
 
 

@@ -1,0 +1,215 @@
+"""An int8 decoder's layers by the C++ kernels: `_int_mm` for the products, one pass for the rest.
+
+Owns the memory of what is in between. Called by LocalBackend.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stemma.backend.local.model.decoder import Decoder, Stages
+from stemma.backend.local.model.quantize import Int8Linear
+
+_NULL = ctypes.c_void_p(None)
+_LANES = 16  # of the kernels: what widths must be multiples of
+
+
+def compiled_layers(library: ctypes.CDLL, decoder: Decoder) -> Stages | None:
+    """The stages of an int8 decoder; None for another one, for a shape that
+    the kernels have no room for, and where they are wrong on a small case.
+    """
+    config = decoder.config
+    widths = (config.hidden_size, config.intermediate_size, config.head_dim, config.vocab_size)
+    if not isinstance(decoder.head, Int8Linear) or any(width % _LANES for width in widths):
+        return None
+    layers = NativeLayers(library, decoder)
+    stages = Stages(layers.first, layers.between, layers.last, layers.head)
+    return stages if _works(decoder, stages) else None
+
+
+class NativeLayers:
+    """The functions of `Stages` for one decoder."""
+
+    def __init__(self, library: ctypes.CDLL, decoder: Decoder) -> None:
+        config = decoder.config
+        self._library = library
+        self._blocks = decoder.blocks
+        self._head: Any = decoder.head
+        self._eps = config.norm_eps
+        self._heads, self._kv_heads, self._dim = (
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+        )
+        width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+        self._product = _Memory(torch.int32, max(2 * config.intermediate_size, width))
+        self._logits = _Memory(torch.int32, config.vocab_size)
+        widest = max(config.hidden_size, config.intermediate_size, width)
+        self._int8, self._floats = _Memory(torch.int8, widest), _Memory(torch.float32, widest)
+        self._step = _Memory(torch.float32, 1)
+
+    def first(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        """See `Stages`."""
+        self._add_norm(x, None)
+        return self._project(len(x), self._blocks[0].qkv, cos, sin)
+
+    def between(
+        self, layer: int, x: Tensor, attended: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, ...]:
+        """See `Stages`. x is changed in place."""
+        self._finish(x, attended, self._blocks[layer])
+        return x, *self._project(len(x), self._blocks[layer + 1].qkv, cos, sin)
+
+    def last(self, x: Tensor, attended: Tensor) -> Tensor:
+        """See `Stages`. x is changed in place."""
+        return self._finish(x, attended, self._blocks[-1])
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """See `Stages`."""
+        rows = len(hidden)
+        self._quantise(hidden)
+        product = self._multiply(rows, self._head, self._logits)
+        logits = product.view(torch.float32)
+        self._library.stemma_dequantise(
+            *self._scaled(product, self._head),
+            ctypes.c_int64(rows),
+            product.shape[1],
+            _at(logits),
+            torch.get_num_threads(),
+        )
+        return logits
+
+    def _finish(self, x: Tensor, attended: Tensor, block: Any) -> Tensor:
+        """`Block.finish`, in place; returns x normalised, which also becomes the quantised rows."""
+        rows = len(x)
+        self._quantise(attended)
+        self._add_norm(x, block.out)
+        product = self._multiply(rows, block.gate_up)
+        inner = product.shape[1] // 2
+        self._library.stemma_gate_quantise(
+            *self._scaled(product, block.gate_up),
+            ctypes.c_int64(rows),
+            inner,
+            len(block.down.rotation),
+            _at(self._floats.of(rows, inner)),
+            _at(self._int8.of(rows, inner)),
+            torch.get_num_threads(),
+        )
+        return self._add_norm(x, block.down)
+
+    def _project(self, rows: int, linear: Any, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        """The quantised rows to rotated q and k, and v."""
+        product = self._multiply(rows, linear)
+        qkv = self._floats.of(rows, product.shape[1])
+        self._library.stemma_rotate(
+            *self._scaled(product, linear),
+            ctypes.c_int64(rows),
+            product.shape[1],
+            (self._heads + self._kv_heads) * self._dim,
+            self._dim,
+            _at(cos),
+            _at(sin),
+            _at(qkv),
+            torch.get_num_threads(),
+        )
+        heads = qkv.view(rows, -1, self._dim)
+        return heads.tensor_split((self._heads, self._heads + self._kv_heads), dim=1)
+
+    def _quantise(self, x: Tensor) -> None:
+        rows, width = x.shape
+        self._library.stemma_quantise(
+            _at(x),
+            ctypes.c_int64(x.stride(0)),
+            ctypes.c_int64(rows),
+            width,
+            _at(self._int8.of(rows, width)),
+            _at(self._step.of(rows, 1)),
+            torch.get_num_threads(),
+        )
+
+    def _multiply(self, rows: int, linear: Any, memory: _Memory | None = None) -> Tensor:
+        """The quantised rows times the weights of a linear: int32 [rows, out]."""
+        weight: Tensor = linear.weight
+        product = (memory or self._product).of(rows, weight.shape[0])
+        return torch._int_mm(self._int8.of(rows, weight.shape[1]), weight.t(), out=product)
+
+    def _scaled(self, product: Tensor, linear: Any) -> tuple[ctypes.c_void_p, ...]:
+        """The addresses of a product and of all that makes floats of it."""
+        bias = None if linear.bias is None else linear.bias.data_ptr()
+        step = self._step.of(len(product), 1)
+        return _at(product), _at(step), _at(linear.scale), ctypes.c_void_p(bias)
+
+    def _add_norm(self, x: Tensor, linear: Any) -> Tensor:
+        """x += linear(the quantised rows), if there is one. x normalised becomes the quantised
+        rows, and is returned.
+        """
+        rows, width = x.shape
+        normed, step = self._floats.of(rows, width), self._step.of(rows, 1)
+        if linear is None:
+            scaled: tuple[ctypes.c_void_p, ...] = (_NULL, _at(step), _NULL, _NULL)
+        else:
+            scaled = self._scaled(self._multiply(rows, linear), linear)
+        self._library.stemma_add_norm_quantise(
+            _at(x),
+            *scaled,
+            ctypes.c_int64(rows),
+            width,
+            ctypes.c_float(self._eps),
+            _at(normed),
+            _at(self._int8.of(rows, width)),
+            torch.get_num_threads(),
+        )
+        return normed
+
+
+class _Memory:
+    """Room for rows, kept from call to call: fresh pages cost more than what is written to them."""
+
+    def __init__(self, dtype: torch.dtype, widest: int) -> None:
+        self._widest = widest
+        self._room = torch.empty(0, dtype=dtype)
+
+    def of(self, rows: int, width: int) -> Tensor:
+        """[rows, width], uninitialised or as it was left."""
+        if rows * self._widest > self._room.numel():
+            self._room = self._room.new_empty(rows * self._widest)
+        return self._room[: rows * width].view(rows, width)
+
+
+def _at(x: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(x.data_ptr())
+
+
+def _works(decoder: Decoder, stages: Stages) -> bool:
+    """Whether they are right for this decoder, tried on few rows and on one."""
+    config = decoder.config
+    numbers = torch.Generator().manual_seed(0)
+    for rows in (5, 1):
+        x = torch.randn(rows, config.hidden_size, generator=numbers)
+        attended = torch.randn(rows, config.num_heads * config.head_dim, generator=numbers)
+        angles = torch.randn(rows, 1, config.head_dim // 2, generator=numbers)
+        cos, sin = angles.cos(), angles.sin()
+        rotation = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        layers = range(min(1, len(decoder.blocks) - 1))  # one stands for all
+        for ours, theirs in zip(
+            _every_result(stages, layers, x, attended, rotation),
+            _every_result(decoder.eager, layers, x, attended, rotation),
+            strict=True,
+        ):
+            # A rounding that falls to the other side moves a row by up to a percent.
+            if not (ours - theirs).norm() < 0.02 * theirs.norm():
+                return False
+    return True
+
+
+def _every_result(
+    stages: Stages, layers: range, x: Tensor, attended: Tensor, rotation: tuple[Tensor, Tensor]
+) -> list[Tensor]:
+    found = [part.clone() for part in stages.first(x.clone(), *rotation)]
+    for layer in layers:
+        found += [part.clone() for part in stages.between(layer, x.clone(), attended, *rotation)]
+    return [*found, stages.last(x.clone(), attended).clone(), stages.head(x)]

@@ -1,0 +1,55 @@
+// Sixteen floats at a time, for any processor that GCC or Clang compile for.
+
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace stemma {
+
+constexpr int kLanes = 16;
+
+typedef float Vec __attribute__((vector_size(4 * kLanes)));
+typedef int32_t IntVec __attribute__((vector_size(4 * kLanes)));
+typedef float UnalignedVec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+
+inline Vec load(const float* from) { return *reinterpret_cast<const UnalignedVec*>(from); }
+inline void store(float* to, Vec x) { *reinterpret_cast<UnalignedVec*>(to) = x; }
+inline Vec all(float x) { return x - Vec{}; }
+inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+
+inline float sum_of(Vec x) {
+  float total = 0.0f;
+  for (int i = 0; i < kLanes; ++i) total += x[i];
+  return total;
+}
+
+inline float largest_of(Vec x) {
+  float most = x[0];
+  for (int i = 1; i < kLanes; ++i) most = x[i] > most ? x[i] : most;
+  return most;
+}
+
+// e^x to 2 units in the last place, for x up to 88; smaller than -87 counts as -87. NaN stays NaN.
+inline Vec exp_of(Vec x) {
+  x = x < all(-87.0f) ? all(-87.0f) : x;
+  const Vec shift = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const Vec n = (x * 1.44269504088896341f + shift) - shift;
+  const Vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  Vec p = all(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  const IntVec bits = (__builtin_convertvector(n, IntVec) + 127) << 23;
+  Vec scale;
+  std::memcpy(&scale, &bits, sizeof scale);
+  return p * scale;
+}
+
+inline float exp_of(float x) { return exp_of(all(x))[0]; }
+
+}  // namespace stemma
