@@ -289,12 +289,19 @@ class MockBranch(Branch):
         if len(words) > limit:
             text, matched, finish_reason = "".join(words[:limit]), None, "length"
         ids, prompt_tokens = self._backend._ids(text), len(self._backend._ids(prompt))
+        delay = self._backend.delay
         return Completion(
             text=text,
             token_ids=ids,
             finish_reason=finish_reason,
             matched_stop=matched,
-            usage=Usage(prompt_tokens, 0, prompt_tokens, 0, len(ids), self._backend.delay),
+            usage=Usage(
+                prompt_tokens,
+                computed_tokens=prompt_tokens,
+                output_tokens=len(ids),
+                ttft_s=delay / (len(_split(text, self._backend.pieces)) + 1),
+                total_s=delay,
+            ),
             logprobs=tuple(TokenLogprob(i, -1.0) for i in ids) if params.logprobs else None,
         )
 
@@ -325,7 +332,8 @@ class MockBranch(Branch):
                 )
                 for choice in choices
             )
-            outcome = ScoredChoices(scores, Usage(start, 0, start))
+            usage = Usage(start, computed_tokens=start, total_s=backend.delay)
+            outcome = ScoredChoices(scores, usage)
         self._pending = pending
         backend._play([lambda: backend._resolve(pending, outcome)])
         return pending

@@ -125,7 +125,7 @@ class Batch:
             try:
                 result: Result = self._run_item(index, item)
             except BaseException as error:
-                error.add_note(f"run_batch: item {index}, {_SHORT.repr(item)}")
+                _note_item(error, index, item)
                 result = error
                 if self._stop_at_error:
                     self._stop(error)
@@ -185,6 +185,13 @@ class Batch:
             for run in self._running.values():
                 run.cancel()
             self._changed.notify_all()
+
+
+def _note_item(error: BaseException, index: int, item: object) -> None:
+    """Say which item it was; of an error that several items share, the first that came by."""
+    notes: list[str] = getattr(error, "__notes__", [])
+    if not any(note.startswith("run_batch: item ") for note in notes):
+        error.add_note(f"run_batch: item {index}, {_SHORT.repr(item)}")
 
 
 def depth_first(items: Sequence[BatchItem]) -> Iterator[tuple[int, BatchItem]]:

@@ -5,6 +5,7 @@ Used by `ProgramState`.
 
 from __future__ import annotations
 
+import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -18,12 +19,21 @@ if TYPE_CHECKING:
 class Block:
     """`with s.user(): ...`: one operation before what the block appends, one after it."""
 
-    __slots__ = ("begin", "end", "state")
+    __slots__ = ("begin", "end", "state", "used")
 
     def __init__(self, state: ProgramState, begin: Operation, end: Operation) -> None:
         self.state, self.begin, self.end = state, begin, end
+        self.used = False
+
+    def __del__(self) -> None:
+        """Without its `with` it has done nothing, which is never meant."""
+        if not self.used:
+            site = self.begin.site
+            what = "a block (s.user() without content, s.var_scope(...)) that no `with` has opened"
+            warnings.warn_explicit(f"{what} appends nothing", RuntimeWarning, site.file, site.line)
 
     def __enter__(self) -> ProgramState:
+        self.used = True
         self.state.append(self.begin)
         return self.state
 

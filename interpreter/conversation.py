@@ -1,6 +1,6 @@
 """`run(messages=[...])`: a conversation that a run starts from, checked where it is given.
 
-Used by `options.py`, which checks, and `program.py`, which writes it on the state.
+Used by `options.py`, which checks, and `running.py`, which writes it on the state.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 from stemma.backend.base import Branch, ScoredChoices, Usage
 from stemma.interpreter.events import (
@@ -30,11 +30,10 @@ from stemma.interpreter.landing import (
     land_score,
 )
 from stemma.interpreter.listeners import Listeners
-from stemma.interpreter.run import Run
-from stemma.interpreter.tasks import NOT_YET, Fork, Task, Tokens, annotate
+from stemma.interpreter.run import Run, cancellation
+from stemma.interpreter.tasks import NOT_YET, Define, Fork, Task, Tokens, annotate
 from stemma.interpreter.transcript import Piece, Transcript
 from stemma.interpreter.variable import Variable
-from stemma.lang.errors import Cancelled
 from stemma.lang.ops import (
     Gen,
     Operation,
@@ -202,8 +201,8 @@ class Executor:
         self._listeners.close_all(self.run.failure or self.error)
 
     def _cancel(self) -> None:
-        partial = self._flight.text_so_far() if self._flight is not None else ""
-        self.stop(cancellation(self.label, partial))
+        text = self._flight.text_so_far() if self._flight is not None else ""
+        self.stop(cancellation(self.label, text))
 
     def _takes_no_more(self) -> BaseException | None:
         """Why nothing more is begun here, though all that was is done."""
@@ -250,12 +249,10 @@ class Executor:
             case Text(text=text, control=control):
                 branch.append(text, control=control)
                 self._write_literal(Piece(text, "control" if control else "literal"))
-            case RoleBegin(role=role, template=template):
-                branch.append(template, control=True)
-                self._write_literal(Piece(template, "begin", role=role))
-            case RoleEnd(role=role, template=template):
-                branch.append(template, control=True)
-                self._write_literal(Piece(template, "end", role=role))
+            case RoleBegin(role=role, template=text) | RoleEnd(role=role, template=text):
+                branch.append(text, control=True)
+                begins = isinstance(operation, RoleBegin)
+                self._write_literal(Piece(text, "begin" if begins else "end", role=role))
             case Gen():
                 self._generate(branch, operation, variable)
             case Select(choices=choices, method=method):
@@ -265,14 +262,17 @@ class Executor:
                 self._fly(Flight(operation, variable, [branch.score([text])]))
             case Fork(children=children):
                 self._fork(branch, children)
-            case Tokens():
-                _resolve(variable, branch.token_ids())
+            case Define(name=name, value=value):
+                self._listeners.tell_run(VariableFinished(self.label, name, value))
+            case Tokens() if variable is not None:
+                variable.finish(branch.token_ids())
             case ScopeBegin():
                 self._scopes.append(len(self.transcript.own))
-            case ScopeEnd():
+            case ScopeEnd(name=name) if variable is not None:
                 start = self._scopes.pop()
                 text = "".join(piece.text for piece in self.transcript.own[start:])
-                _resolve(variable, text, raw=text)
+                variable.finish(text, raw=text)
+                self._listeners.tell_run(VariableFinished(self.label, name, text))
 
     def _write_literal(self, piece: Piece) -> None:
         self.transcript.own.append(piece)
@@ -284,7 +284,7 @@ class Executor:
             transcript = Transcript(child.label, self.transcript, number)
             self.run.keep(transcript)
             # By way of the queue: a chain of thousands of forks must not become a deep stack.
-            self.run.dispatcher.call(_later(child.start, split, transcript))
+            self.run.dispatcher.call(partial(child.start, split, transcript))
         if self._listeners:
             self._listeners.tell(Forked(self.label, tuple(child.label for child in children)))
 
@@ -333,10 +333,10 @@ class Executor:
                 case Score():
                     self._arrive(land_score(flight, operation, results[0]))
         except BaseException as error:
-            partial = flight.text_so_far()
-            flight.finish_relays(partial)
-            self.transcript.own += broken_off(flight, partial)
-            self._fail(error, (operation, flight.variable), partial)
+            text = flight.text_so_far()
+            flight.finish_relays(text)
+            self.transcript.own += broken_off(flight, text)
+            self._fail(error, (operation, flight.variable), text)
 
     def _choose(self, flight: Flight, operation: Select, scored: ScoredChoices) -> None:
         assert self.branch is not None
@@ -363,9 +363,9 @@ class Executor:
 
     # Failure
 
-    def _fail(self, error: BaseException, task: Task, partial: str = "") -> None:
-        """The operation failed, and with it the branch: what is queued can only fail, too."""
-        annotate(error, task[0], self.label, partial)
+    def _fail(self, error: BaseException, task: Task, text: str = "") -> None:
+        """The operation failed after writing `text`, and with it the branch."""
+        annotate(error, task[0], self.label, text)
         if self._listeners:
             self._listeners.tell(Failed(self.label, error))
         self._drop(task, error)
@@ -391,18 +391,4 @@ class Executor:
             variable.fail(error)
         if isinstance(operation, Fork):
             for child in operation.children:
-                self.run.dispatcher.call(_later(child.stop, error, cancelled=self.cancelled))
-
-
-def cancellation(label: str, partial: str = "") -> Cancelled:
-    """What a branch that the program has cancelled raises."""
-    return Cancelled(f"branch {label} was cancelled", partial=partial)
-
-
-def _resolve(variable: Variable | None, value: Any, *, raw: Any = None) -> None:
-    if variable is not None:
-        variable.finish(value, raw=raw)
-
-
-def _later(function: Callable[..., object], *args: Any, **kwargs: Any) -> Callable[[], object]:
-    return lambda: function(*args, **kwargs)
+                self.run.dispatcher.call(partial(child.stop, error, cancelled=self.cancelled))

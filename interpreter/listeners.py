@@ -24,10 +24,14 @@ class Listeners:
         return self._of_run is not None or bool(self._readers)
 
     def tell(self, event: Event) -> None:
-        if self._of_run is not None:
-            self._of_run.put(event)
+        self.tell_run(event)
         for feed in self._readers:
             feed.put(event)
+
+    def tell_run(self, event: Event) -> None:
+        """An event that no reader of the text waits for."""
+        if self._of_run is not None:
+            self._of_run.put(event)
 
     def tell_text(self, text: str, variable: str | None = None) -> None:
         if text and self:

@@ -172,6 +172,12 @@ def take_apart(
             f"{', '.join(p.name for p in parameters) or 'none'}, the run {', '.join(RUN_OPTIONS)}, "
             "and sampling settings"
         )
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(args) > len(positional) and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        raise TypeError(
+            f"{name}.run: {len(args)} positional arguments, and the program takes at most "
+            f"{len(positional)}: {', '.join(p.name for p in positional) or 'none'}"
+        )
     try:
         signature.bind(None, *args, **own)
     except TypeError as error:

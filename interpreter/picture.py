@@ -57,7 +57,7 @@ class Split:
 @dataclass(frozen=True, slots=True)
 class Picture:
     """One branch. usage: of its own work. of_run: of all branches, on the main one. failure: why it
-    stands still, in words.
+    stands still, in words. left_out: how many branches went on from it and are not in the picture.
 
     Prints in a terminal (`print`, `rich.print`) and in a notebook.
     """
@@ -67,6 +67,7 @@ class Picture:
     usage: Usage
     of_run: Usage | None = None
     failure: str | None = None
+    left_out: int = 0
 
     @property
     def segments(self) -> tuple[Segment, ...]:

@@ -82,6 +82,7 @@ class Program:
             )
         self.is_async = any(map(inspect.iscoroutinefunction, functions))
         self._bound = dict(bound or {})
+        self._owner: str | None = None  # the class that it is a method of
         try:
             self._signature = inspect.signature(body)
         except ValueError as error:  # of some functions that are not written in Python
@@ -101,9 +102,14 @@ class Program:
             return self
         return Program(functools.partial(self.body, instance), self._bound)._named(self)
 
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._owner = owner.__name__
+
     def _named(self, original: Program) -> Program:
         self.name = original.name
         self.is_async = original.is_async
+        for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
+            setattr(self, attribute, getattr(original, attribute, None))
         return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -312,7 +318,15 @@ class Program:
         return results if generator_style else list(results)
 
     def _take_apart(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        return take_apart(self._signature, self.name, args, {**self._bound, **kwargs})
+        try:
+            return take_apart(self._signature, self.name, args, {**self._bound, **kwargs})
+        except TypeError as error:
+            if self._owner is None:
+                raise
+            raise TypeError(
+                f"{error}; {self.name} is a method, so it runs on an instance: "
+                f"{self._owner}(...).{self.name}.run(...)"
+            ) from None
 
     def _prepare(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]

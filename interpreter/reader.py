@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stemma.backend.base import ChoiceScore, Usage
 from stemma.interpreter.events import Event, Feed, TextAdded, VariableFinished
-from stemma.interpreter.executor import Executor, cancellation
+from stemma.interpreter.executor import Executor
 from stemma.interpreter.picture import Picture, picture_of
-from stemma.interpreter.run import Run
-from stemma.interpreter.tasks import Tokens
+from stemma.interpreter.run import Run, cancellation
+from stemma.interpreter.tasks import Define, Tokens
 from stemma.interpreter.transcript import Message
 from stemma.interpreter.variable import Variable
 from stemma.lang.errors import InvalidArgument, UnknownVariable
@@ -81,6 +82,8 @@ class BranchReader:
         """
         return self._read(name).value
 
+    __iter__ = None  # else Python would ask for s[0], s[1], ...
+
     def __contains__(self, name: object) -> bool:
         return name in self._own or name in self._inherited
 
@@ -94,6 +97,8 @@ class BranchReader:
             )
         variable = Variable.of(value, raw=value if isinstance(value, str) else None)
         self._follow(name, variable, self._own)
+        if self._run.feed is not None and not self._run.finished.done:
+            self._executor.enqueue((Define(name, value), None))
 
     def _follow(self, name: str, variable: Variable, into: dict[str, Variable]) -> Variable:
         """Put a variable in the place of the one that had its name."""
@@ -276,12 +281,16 @@ class BranchReader:
 
     def _picture(self, *, children: bool, limit: int | None) -> Picture:
         """As the branch is now, without waiting."""
-        return picture_of(
-            self._executor.transcript,
-            record=tuple(self._run.record) if children else (),
+        transcript, record = self._executor.transcript, tuple(self._run.record)
+        picture = picture_of(
+            transcript,
+            record=record if children else (),
             of_run=sum(tuple(self._run.usages), Usage()) if self._executor.main else None,
             limit=limit,
         )
+        if children:
+            return picture
+        return replace(picture, left_out=sum(each.parent is transcript for each in record))
 
     def __rich__(self) -> Tree:
         return self._picture(children=False, limit=SHOWN_CHARACTERS).__rich__()

@@ -216,6 +216,11 @@ def _count_down(executors: Iterable[Executor], done: Callable[[], object]) -> No
     one_less()
 
 
+def cancellation(label: str, partial: str = "") -> Cancelled:
+    """What a branch raises that the program has cancelled."""
+    return Cancelled(f"branch {label} was cancelled", partial=partial)
+
+
 def timed_out(seconds: float) -> Timeout:
     return Timeout(f"the run did not end within its timeout of {seconds:g} s")
 

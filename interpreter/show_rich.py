@@ -68,6 +68,9 @@ def _grow(node: Tree, picture: Picture, depth: int) -> None:
                 _grow(below.add(_title(branch)), branch, depth + 1)
             if len(part.branches) > DRAWN_BRANCHES:
                 below.add(Text(f"… {len(part.branches) - DRAWN_BRANCHES} more", style="dim"))
+    if picture.left_out:
+        hint = f"… {picture.left_out} branches went on from here: show(children=True)"
+        node.add(Text(hint, style="dim"))
     if picture.failure is not None:
         node.add(Text(spelled(picture.failure), style="red"))
 

@@ -92,8 +92,8 @@ def _with_short_messages(steps: Any) -> Iterator[Any]:
 def _line(operation: Operation) -> Line:
     match operation:
         case Text(text=text, control=control):
-            told = Line(f"“{_shown(text)}”", style="yellow" if control else "")
-            return Line.assemble(("control ", "dim"), told) if control else told
+            line = Line(f"“{_shown(text)}”", style="yellow" if control else "")
+            return Line.assemble(("control ", "dim"), line) if control else line
         case RoleBegin(role=role):
             return Line(_shown(role), style="bold blue")
         case RoleEnd(role=role):

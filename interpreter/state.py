@@ -154,10 +154,9 @@ class ProgramState(SglangNames):
         return self._message("assistant", content)
 
     def _message(self, role: Role, content: str | Expr | None) -> Block | None:
-        block = Block(self, RoleBegin(role), RoleEnd(role))
         if content is None:
-            return block
-        self.append(block.begin + content + block.end)
+            return Block(self, RoleBegin(role), RoleEnd(role))
+        self.append(RoleBegin(role) + content + RoleEnd(role))
         return None
 
     def var_scope(self, name: str) -> Block:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stemma.interpreter.variable import Variable
 from stemma.lang.ops import Operation
@@ -24,6 +24,14 @@ class Fork(Operation):
     """Split the branch; `children` have been taking operations since `fork` returned."""
 
     children: tuple[Executor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Define(Operation):
+    """Tell those who follow the run of a variable that the program has set."""
+
+    name: str
+    value: Any
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """How a choice is decided from token log-probabilities: three methods, each a pure function of
 numbers.
 
-`select` names a method; `interpreter/executor.py` asks `decide` once the backend has scored the
+`select` names a method; `interpreter/landing.py` asks `decide` once the backend has scored the
 choices.
 """
 

@@ -91,6 +91,28 @@ def test_the_json_has_what_each_branch_has_written_itself(
     assert output["variables"] == {"first": " Go."}
 
 
+def test_the_json_has_the_variables_that_a_branch_was_given_and_an_enum_as_its_option_takes_it(
+    tmp_path: Path, backend: MockBackend
+) -> None:
+    program = """
+import enum
+import stemma as st
+class Colour(enum.Enum):
+    BLUE = "blue"
+@st.function
+def program(s, colour: Colour):
+    branch = s.copy()
+    branch["colour"] = colour
+    with branch.var_scope("scope"):
+        branch += "a"
+    return {"colour": colour}
+"""
+    path = write(tmp_path, program)
+    output = json.loads(run("--json", path, "--colour", "blue").stdout)
+    assert output["value"] == {"colour": "blue"}
+    assert output["branches"]["program/0"]["variables"] == {"colour": "blue", "scope": "a"}
+
+
 def test_the_json_has_the_error_of_a_branch_that_the_program_went_on_without(
     tmp_path: Path, backend: MockBackend
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from enum import Enum
 from typing import Any
 
 from stemma.interpreter.events import Failed, Forked, TextAdded, VariableFinished
@@ -15,7 +16,7 @@ from stemma.lang.errors import StemmaError
 class Written:
     """What was written on one branch, without what it had from its parent.
 
-    variables: those that the model wrote or chose. error: what the branch has failed by.
+    variables: those that came to be on it. error: what the branch has failed by.
     """
 
     text: str = ""
@@ -71,6 +72,8 @@ def follow(stream: Stream) -> dict[str, Written]:
 
 def as_json(value: Any) -> Any:
     """The value in JSON's types; what has no such form becomes text."""
+    if isinstance(value, Enum):  # as an option takes it
+        return as_json(value.value)
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
