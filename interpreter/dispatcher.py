@@ -15,7 +15,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from stemma.lang.errors import BackendClosed, StemmaError
@@ -115,8 +114,10 @@ class Dispatcher:
                 pause = min(self._timers[0][0] - time.monotonic(), _LONGEST_PAUSE)
                 if pause <= 0:
                     return heapq.heappop(self._timers)[2].fire
-            with suppress(Empty):
+            try:  # for each job: `suppress` would cost more than the rest
                 return self._jobs.get(timeout=pause)
+            except Empty:
+                continue
 
 
 _current: Dispatcher | None = None
