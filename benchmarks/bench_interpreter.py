@@ -1,9 +1,10 @@
 """What the interpreter costs, without a model: microseconds per operation on the mock backend.
 
 The baseline is the same calls made on the backend's branch by hand, in the same run; where each
-result is read at once, from another thread, for two changes of thread are the price of a backend
-that works beside its caller. The overhead is the difference in processor time of all threads, which other work on the machine does not change;
-its limit is the design's: 50 microseconds for an operation, 0.2 s for a thousand forks.
+result is read at once, on another thread, for two changes of thread are the price of a backend that
+works beside its caller. The overhead is the difference in processor time of all threads, which
+other work on the machine does not change; its limit is the design's: 50 microseconds for an
+operation, 0.2 s for a thousand forks.
 
     python benchmarks/bench_interpreter.py [--repeat 5]
 """
