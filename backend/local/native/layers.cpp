@@ -11,6 +11,9 @@
 
 #include "vectors.h"
 
+// Compiled once, not anew wherever it is called: every caller gets the same bits.
+#define STEMMA_ONCE __attribute__((noinline))
+
 namespace stemma {
 namespace {
 
@@ -19,7 +22,7 @@ constexpr float kLeast = 1e-30f;  // stands for the largest value of a row of ze
 
 // [width] floats to int8; returns what a unit is worth: NaN if one of them is not finite, for an
 // integer cannot tell. width: a multiple of 16.
-float quantise(const float* x, int width, int8_t* to) {
+STEMMA_ONCE float quantise(const float* x, int width, int8_t* to) {
   Vec most = {}, odd = {};
   for (int i = 0; i < width; i += kLanes) {
     const Vec v = load(x + i);
@@ -43,7 +46,7 @@ inline Vec value(const int32_t* product, float step, const float* scale, const f
 
 // x += the product, if there is one; x over its root mean square goes to `normed` and, quantised, to
 // `to`. Returns the step.
-float add_norm_quantise(float* x, const int32_t* product, float step, const float* scale,
+STEMMA_ONCE float add_norm_quantise(float* x, const int32_t* product, float step, const float* scale,
                         const float* bias, int width, float eps, float* normed, int8_t* to) {
   Vec squares = {};
   for (int i = 0; i < width; i += kLanes) {
@@ -95,7 +98,7 @@ void hadamard(float* x, int width, int block) {
 }
 
 // silu(gate) * up, each block turned by a Hadamard matrix, quantised. Returns the step.
-float gate_quantise(const int32_t* product, float step, const float* scale, const float* bias,
+STEMMA_ONCE float gate_quantise(const int32_t* product, float step, const float* scale, const float* bias,
                     int width, int block, float* buffer, int8_t* to) {
   for (int i = 0; i < width; i += kLanes) {
     const Vec gate = value(product, step, scale, bias, i);
@@ -109,13 +112,13 @@ float gate_quantise(const int32_t* product, float step, const float* scale, cons
 }
 
 // The product as floats, which may take its place.
-void dequantise(const int32_t* product, float step, const float* scale, const float* bias,
+STEMMA_ONCE void dequantise(const int32_t* product, float step, const float* scale, const float* bias,
                 int width, float* to) {
   for (int i = 0; i < width; i += kLanes) store(to + i, value(product, step, scale, bias, i));
 }
 
 // The product as floats; heads of `dim` up to column `turned` are rotated by the row's angle.
-void rotate(const int32_t* product, float step, const float* scale, const float* bias, int width,
+STEMMA_ONCE void rotate(const int32_t* product, float step, const float* scale, const float* bias, int width,
             int turned, int dim, const float* cosine, const float* sine, float* to) {
   dequantise(product, step, scale, bias, width, to);
   const int half = dim / 2;
@@ -125,6 +128,88 @@ void rotate(const int32_t* product, float step, const float* scale, const float*
       to[head + i] = a * cosine[i] + b * sine[i];
       to[head + half + i] = b * cosine[half + i] + a * sine[half + i];
     }
+}
+
+// A linear map: weight [out, in] and what makes floats of its products.
+struct Linear {
+  const int8_t* weight;
+  const float* scale;
+  const float* bias;
+  int32_t in, out;
+};
+
+// What lies between two attentions. turned: columns of q and k, to be rotated.
+struct Between {
+  Linear out, gate_up, down, qkv;
+  int32_t block, turned, dim;
+  float eps;
+};
+
+// Memory for few rows, of the widest of all widths each.
+struct Room {
+  int32_t* product;
+  int8_t* rows;
+  int16_t* wide;
+  float* step;
+  float* buffer;
+};
+
+constexpr int kFew = 4;  // rows that a product reads the weights once for
+
+template <int R>
+void multiply(const Linear& linear, const int16_t* rows, int32_t* product) {
+#pragma omp for schedule(static)
+  for (int32_t o = 0; o < linear.out; ++o) {
+    const int8_t* weight = linear.weight + int64_t{o} * linear.in;
+    int32_t sums[R] = {};
+    for (int r = 0; r < R; ++r) {
+      const int16_t* row = rows + r * linear.in;
+      int32_t sum = 0;
+#pragma omp simd reduction(+ : sum)
+      for (int i = 0; i < linear.in; ++i) sum += static_cast<int16_t>(weight[i]) * row[i];
+      sums[r] = sum;
+    }
+    for (int r = 0; r < R; ++r) product[r * linear.out + o] = sums[r];
+  }
+}
+
+// Few quantised rows times the weights. By all threads of a team, which wait for each other.
+void multiply(const Linear& linear, const Room& room, int rows) {
+#pragma omp for schedule(static)
+  for (int i = 0; i < rows * linear.in; ++i) room.wide[i] = room.rows[i];
+  switch (rows) {
+    case 1: return multiply<1>(linear, room.wide, room.product);
+    case 2: return multiply<2>(linear, room.wide, room.product);
+    case 3: return multiply<3>(linear, room.wide, room.product);
+    default: return multiply<kFew>(linear, room.wide, room.product);
+  }
+}
+
+void add_norm(float* x, const Linear& linear, const Room& room, int rows, float eps) {
+#pragma omp for schedule(static)
+  for (int r = 0; r < rows; ++r)
+    room.step[r] = add_norm_quantise(x + r * linear.out, room.product + r * linear.out,
+                                     room.step[r], linear.scale, linear.bias, linear.out, eps,
+                                     room.buffer + r * linear.out, room.rows + r * linear.out);
+}
+
+// x += out(attended), then x += the MLP of x. By all threads of a team.
+void finish(const Between& w, float* x, const float* attended, const Room& room, int rows) {
+#pragma omp for schedule(static)
+  for (int r = 0; r < rows; ++r)
+    room.step[r] =
+        quantise(attended + r * w.out.in, w.out.in, room.rows + int64_t{r} * w.out.in);
+  multiply(w.out, room, rows);
+  add_norm(x, w.out, room, rows, w.eps);
+  multiply(w.gate_up, room, rows);
+  const int inner = w.down.in;
+#pragma omp for schedule(static)
+  for (int r = 0; r < rows; ++r)
+    room.step[r] = gate_quantise(room.product + r * 2 * inner, room.step[r], w.gate_up.scale,
+                                 w.gate_up.bias, inner, w.block, room.buffer + r * inner,
+                                 room.rows + r * inner);
+  multiply(w.down, room, rows);
+  add_norm(x, w.down, room, rows, w.eps);
 }
 
 }  // namespace
@@ -176,3 +261,47 @@ extern "C" void stemma_dequantise(const int32_t* product, const float* step, con
   STEMMA_ROWS stemma::dequantise(product + row * width, step[row], scale, bias, width,
                                  to + row * width);
 }
+
+// All of a layer's way to the next attention in one call, for at most `stemma_few()` rows: their
+// products read each weight once, and nothing goes back and forth. x: [rows, hidden], changed in
+// place; attended: [rows, heads * dim], dense. qkv: [rows, w->qkv.out].
+extern "C" void stemma_between_few(const stemma::Between* w, const stemma::Room* room, float* x,
+                                   const float* attended, const float* cosine, const float* sine,
+                                   float* qkv, int rows, int threads) {
+#pragma omp parallel num_threads(threads)
+  {
+    stemma::finish(*w, x, attended, *room, rows);
+    stemma::multiply(w->qkv, *room, rows);
+#pragma omp for schedule(static)
+    for (int r = 0; r < rows; ++r)
+      stemma::rotate(room->product + r * w->qkv.out, room->step[r], w->qkv.scale, w->qkv.bias,
+                     w->qkv.out, w->turned, w->dim, cosine + r * w->dim, sine + r * w->dim,
+                     qkv + r * w->qkv.out);
+  }
+}
+
+// A linear map of few rows. x: [rows, in] -> to: [rows, out], which also serves for the products.
+extern "C" void stemma_linear_few(const stemma::Linear* linear, const stemma::Room* room,
+                                  const float* x, float* to, int rows, int threads) {
+  stemma::Room own = *room;
+  own.product = reinterpret_cast<int32_t*>(to);
+#pragma omp parallel num_threads(threads)
+  {
+#pragma omp for schedule(static)
+    for (int r = 0; r < rows; ++r)
+      own.step[r] = stemma::quantise(x + r * linear->in, linear->in, own.rows + r * linear->in);
+    stemma::multiply(*linear, own, rows);
+    constexpr int kPart = 1024;
+    const int parts = (linear->out + kPart - 1) / kPart;
+#pragma omp for schedule(static)
+    for (int i = 0; i < rows * parts; ++i) {
+      const int r = i / parts, start = i % parts * kPart;
+      const int64_t at = int64_t{r} * linear->out + start;
+      const float* bias = linear->bias ? linear->bias + start : nullptr;
+      stemma::dequantise(own.product + at, own.step[r], linear->scale + start, bias,
+                         std::min(kPart, linear->out - start), to + at);
+    }
+  }
+}
+
+extern "C" int stemma_few() { return stemma::kFew; }

@@ -14,7 +14,8 @@ from torch import Tensor
 from stemma.backend.local.model.decoder import Decoder, Stages
 from stemma.backend.local.model.quantize import Int8Linear
 
-_NULL = ctypes.c_void_p(None)
+_Address = ctypes.c_void_p
+_NULL = _Address(None)
 _LANES = 16  # of the kernels: what widths must be multiples of
 
 
@@ -31,26 +32,73 @@ def compiled_layers(library: ctypes.CDLL, decoder: Decoder) -> Stages | None:
     return stages if _works(decoder, stages) else None
 
 
+class _Linear(ctypes.Structure):
+    """`Linear` of layers.cpp."""
+
+    _fields_ = (
+        *((name, _Address) for name in ("weight", "scale", "bias")),
+        *((name, ctypes.c_int32) for name in ("inputs", "outputs")),
+    )
+
+    @classmethod
+    def of(cls, linear: Any) -> _Linear:
+        outputs, inputs = linear.weight.shape
+        return cls(_at(linear.weight), _at(linear.scale), _at(linear.bias), inputs, outputs)
+
+
+class _Between(ctypes.Structure):
+    """`Between` of layers.cpp."""
+
+    _fields_ = (
+        *((name, _Linear) for name in ("out", "gate_up", "down", "qkv")),
+        *((name, ctypes.c_int32) for name in ("block", "turned", "dim")),
+        ("eps", ctypes.c_float),
+    )
+
+
+class _Room(ctypes.Structure):
+    """`Room` of layers.cpp."""
+
+    _fields_ = tuple((name, _Address) for name in ("product", "rows", "wide", "step", "buffer"))
+
+
 class NativeLayers:
     """The functions of `Stages` for one decoder."""
 
     def __init__(self, library: ctypes.CDLL, decoder: Decoder) -> None:
         config = decoder.config
+        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         self._library = library
         self._blocks = decoder.blocks
         self._head: Any = decoder.head
-        self._eps = config.norm_eps
-        self._heads, self._kv_heads, self._dim = (
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-        )
-        width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-        self._product = _Memory(torch.int32, max(2 * config.intermediate_size, width))
+        self._eps, self._dim = config.norm_eps, dim
+        self._cuts = (heads, heads + kv_heads)  # where k and v begin
+        width = (heads + 2 * kv_heads) * dim
+        widest = max(config.hidden_size, 2 * config.intermediate_size, width)
+        self._product = _Memory(torch.int32, widest)
         self._logits = _Memory(torch.int32, config.vocab_size)
-        widest = max(config.hidden_size, config.intermediate_size, width)
         self._int8, self._floats = _Memory(torch.int8, widest), _Memory(torch.float32, widest)
         self._step = _Memory(torch.float32, 1)
+
+        self._few = int(library.stemma_few())
+        self._few_qkv, self._few_logits = (
+            torch.empty(self._few, size) for size in (width, config.vocab_size)
+        )
+        self._room_memory = [
+            torch.empty(self._few * widest, dtype=dtype)
+            for dtype in (torch.int32, torch.int8, torch.int16, torch.float32, torch.float32)
+        ]
+        self._room = _Room(*map(_at, self._room_memory))
+        self._head_few = _Linear.of(decoder.head)
+        self._between_few = [
+            self._between_of(block, following.qkv)
+            for block, following in zip(self._blocks, self._blocks[1:], strict=False)
+        ]
+
+    def _between_of(self, block: Any, qkv: Any) -> _Between:
+        linears = (_Linear.of(x) for x in (block.out, block.gate_up, block.down, qkv))
+        turned = self._cuts[1] * self._dim
+        return _Between(*linears, len(block.down.rotation), turned, self._dim, self._eps)
 
     def first(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
         """See `Stages`."""
@@ -61,6 +109,21 @@ class NativeLayers:
         self, layer: int, x: Tensor, attended: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, ...]:
         """See `Stages`. x is changed in place."""
+        rows = len(x)
+        if rows <= self._few:
+            qkv = self._few_qkv[:rows]
+            self._library.stemma_between_few(
+                ctypes.byref(self._between_few[layer]),
+                ctypes.byref(self._room),
+                _at(x),
+                _at(attended),
+                _at(cos),
+                _at(sin),
+                _at(qkv),
+                rows,
+                torch.get_num_threads(),
+            )
+            return x, *self._heads_of(qkv)
         self._finish(x, attended, self._blocks[layer])
         return x, *self._project(len(x), self._blocks[layer + 1].qkv, cos, sin)
 
@@ -71,6 +134,16 @@ class NativeLayers:
     def head(self, hidden: Tensor) -> Tensor:
         """See `Stages`."""
         rows = len(hidden)
+        if rows <= self._few:
+            self._library.stemma_linear_few(
+                ctypes.byref(self._head_few),
+                ctypes.byref(self._room),
+                _at(hidden),
+                _at(self._few_logits),
+                rows,
+                torch.get_num_threads(),
+            )
+            return self._few_logits[:rows]
         self._quantise(hidden)
         product = self._multiply(rows, self._head, self._logits)
         logits = product.view(torch.float32)
@@ -109,15 +182,18 @@ class NativeLayers:
             *self._scaled(product, linear),
             ctypes.c_int64(rows),
             product.shape[1],
-            (self._heads + self._kv_heads) * self._dim,
+            self._cuts[1] * self._dim,
             self._dim,
             _at(cos),
             _at(sin),
             _at(qkv),
             torch.get_num_threads(),
         )
-        heads = qkv.view(rows, -1, self._dim)
-        return heads.tensor_split((self._heads, self._heads + self._kv_heads), dim=1)
+        return self._heads_of(qkv)
+
+    def _heads_of(self, qkv: Tensor) -> tuple[Tensor, ...]:
+        """[rows, all heads * dim] -> q, k, v: [rows, heads, dim], views."""
+        return qkv.view(len(qkv), -1, self._dim).tensor_split(self._cuts, dim=1)
 
     def _quantise(self, x: Tensor) -> None:
         rows, width = x.shape
@@ -139,9 +215,8 @@ class NativeLayers:
 
     def _scaled(self, product: Tensor, linear: Any) -> tuple[ctypes.c_void_p, ...]:
         """The addresses of a product and of all that makes floats of it."""
-        bias = None if linear.bias is None else linear.bias.data_ptr()
         step = self._step.of(len(product), 1)
-        return _at(product), _at(step), _at(linear.scale), ctypes.c_void_p(bias)
+        return _at(product), _at(step), _at(linear.scale), _at(linear.bias)
 
     def _add_norm(self, x: Tensor, linear: Any) -> Tensor:
         """x += linear(the quantised rows), if there is one. x normalised becomes the quantised
@@ -180,8 +255,8 @@ class _Memory:
         return self._room[: rows * width].view(rows, width)
 
 
-def _at(x: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(x.data_ptr())
+def _at(x: Tensor | None) -> ctypes.c_void_p:
+    return _NULL if x is None else _Address(x.data_ptr())
 
 
 def _works(decoder: Decoder, stages: Stages) -> bool:
