@@ -154,34 +154,46 @@ struct Room {
   float* buffer;
 };
 
-constexpr int kFew = 4;  // rows that a product reads the weights once for
+constexpr int kFew = 8;       // rows up to which this is faster than a general product
+constexpr int kTogether = 8;  // rows that a weight is loaded once for
 
+// [R] rows times one row of weights.
 template <int R>
-void multiply(const Linear& linear, const int16_t* rows, int32_t* product) {
-#pragma omp for schedule(static)
-  for (int32_t o = 0; o < linear.out; ++o) {
-    const int8_t* weight = linear.weight + int64_t{o} * linear.in;
-    int32_t sums[R] = {};
-    for (int r = 0; r < R; ++r) {
-      const int16_t* row = rows + r * linear.in;
-      int32_t sum = 0;
-#pragma omp simd reduction(+ : sum)
-      for (int i = 0; i < linear.in; ++i) sum += static_cast<int16_t>(weight[i]) * row[i];
-      sums[r] = sum;
-    }
-    for (int r = 0; r < R; ++r) product[r * linear.out + o] = sums[r];
+inline void multiply(const int8_t* weight, const int16_t* rows, int width, int32_t* product,
+                     int64_t stride) {
+  int32_t sums[R] = {};
+  for (int i = 0; i < width; ++i) {
+    const int16_t w = weight[i];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) sums[r] += w * rows[r * width + i];
   }
+  for (int r = 0; r < R; ++r) product[r * stride] = sums[r];
 }
 
 // Few quantised rows times the weights. By all threads of a team, which wait for each other.
 void multiply(const Linear& linear, const Room& room, int rows) {
 #pragma omp for schedule(static)
   for (int i = 0; i < rows * linear.in; ++i) room.wide[i] = room.rows[i];
-  switch (rows) {
-    case 1: return multiply<1>(linear, room.wide, room.product);
-    case 2: return multiply<2>(linear, room.wide, room.product);
-    case 3: return multiply<3>(linear, room.wide, room.product);
-    default: return multiply<kFew>(linear, room.wide, room.product);
+#pragma omp for schedule(static)
+  for (int32_t o = 0; o < linear.out; ++o) {
+    const int8_t* weight = linear.weight + int64_t{o} * linear.in;
+    for (int r = 0; r < rows; r += kTogether) {
+      const int16_t* some = room.wide + r * linear.in;
+      int32_t* to = room.product + int64_t{r} * linear.out + o;
+      switch (std::min(kTogether, rows - r)) {
+#define STEMMA_FEW(R) \
+  case R: multiply<R>(weight, some, linear.in, to, linear.out); break;
+        STEMMA_FEW(1)
+        STEMMA_FEW(2)
+        STEMMA_FEW(3)
+        STEMMA_FEW(4)
+        STEMMA_FEW(5)
+        STEMMA_FEW(6)
+        STEMMA_FEW(7)
+        STEMMA_FEW(8)
+#undef STEMMA_FEW
+      }
+    }
   }
 }
 
