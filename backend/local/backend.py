@@ -37,7 +37,7 @@ from stemma.backend.local.memory import RequestMemory
 from stemma.backend.local.metrics import Stats
 from stemma.backend.local.model.default_model import resolve_model
 from stemma.backend.local.model.loader import LoadedModel, load_model
-from stemma.backend.local.model.quantize import Quantization, check_quantization
+from stemma.backend.local.model.quantize import QuantizationMode, check_quantization
 from stemma.backend.local.native.attention import NativeAttention, works
 from stemma.backend.local.native.build import CompileMode, kernels
 from stemma.backend.local.native.layers import compiled_layers
@@ -66,7 +66,8 @@ class LocalBackend(Backend):
     model.
     device: "cuda" or "cpu"; None takes a GPU where there is one. dtype: None takes bfloat16 on a
     GPU and float32 on a CPU. quantization: "int8" multiplies in int8, several times faster on a
-    CPU and a little less exact, see `model/quantize.py`; None does not.
+    CPU and a little less exact, see `model/quantize.py`; "auto" does so for weights that were
+    quantised before (GGUF), None never.
     compile: "auto" uses the C++ kernels where there is a compiler to build them (once, in seconds)
     and they are right; True must have them; False goes without. For float32 on a CPU.
     kv_tokens: size of the KV pool; None takes a share of the memory that is free. page_size: tokens
@@ -89,7 +90,7 @@ class LocalBackend(Backend):
         *,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
-        quantization: Quantization | None = None,
+        quantization: QuantizationMode = "auto",
         compile: CompileMode = "auto",
         kv_tokens: int | None = None,
         page_size: int = 1,
@@ -114,7 +115,8 @@ class LocalBackend(Backend):
         refuse_forked_process()
         self.device = choose_device(device)
         self.dtype = choose_dtype(dtype, self.device)
-        self.quantization = check_quantization(quantization, self.device, self.dtype)
+        check_quantization(quantization, self.device, self.dtype)
+        self._quantization = quantization
         self._kernels = kernels(compile, self.device, self.dtype)
         source = resolve_model(model)
         loaded = self.load(source)
@@ -150,7 +152,7 @@ class LocalBackend(Backend):
     def load(self, source: str | Path) -> LoadedModel:
         """A model as this backend runs it."""
         loaded = load_model(
-            source, device=self.device, dtype=self.dtype, quantization=self.quantization
+            source, device=self.device, dtype=self.dtype, quantization=self._quantization
         )
         if self._kernels is not None:
             loaded.decoder.compiled = compiled_layers(self._kernels, loaded.decoder)
@@ -170,6 +172,7 @@ class LocalBackend(Backend):
         self.model_source = source
         self.model_name = loaded.name
         self.model_folder = loaded.folder
+        self.quantization = loaded.quantization
         again = f"-{self._loads}" if self._loads else ""
         self.model_version = f"{loaded.version}{again}"
         self._loads += 1

@@ -146,6 +146,7 @@ def check_engine(report: Report, model: str | None, *, load: bool) -> None:
         report.fact("device", "there is an NVIDIA GPU, which this build of torch cannot use")
     report.fact("memory", _memory(device))
     report.fact("dtype", str(dtype).removeprefix("torch."))
+    report.fact("kernels", _kernels(device))
     cache = cache_folder()
     there = f"{folder_size(cache) / MIB:,.0f} MiB" if cache.is_dir() else "not made yet"
     chosen = " (STEMMA_CACHE)" if os.environ.get("STEMMA_CACHE") else ""
@@ -214,12 +215,26 @@ def find_model(report: Report, model: str | None) -> Path | None:
     return source
 
 
+def _kernels(device: torch.device) -> str:
+    from stemma.backend.local.native.build import compiler, library, library_path
+
+    if device.type != "cpu":
+        return "of torch"
+    built = library()
+    chosen = compiler()
+    if isinstance(built, str) or chosen is None:
+        return f"of torch, which is slower: {built}"
+    return f"in C++, built by {chosen}, in {library_path(chosen)}"
+
+
 def check_folder(report: Report, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
     """What the files of a model say, without its weights. Raises ModelLoadError."""
     from stemma.backend.chat import ChatFormat
     from stemma.backend.local.attention.torch_attention import TorchAttention
     from stemma.backend.local.cache.kv_pool import KVPool
     from stemma.backend.local.model.loader import read_config, weight_files
+    from stemma.backend.local.native.attention import works
+    from stemma.backend.local.native.build import kernels
     from stemma.backend.local.sizing import default_kv_tokens
     from stemma.backend.local.tokenizer import Tokenizer
 
@@ -247,7 +262,12 @@ def check_folder(report: Report, folder: Path, device: torch.device, dtype: torc
         )
     except ModelLoadError as error:
         chat = ChatFormat.absent(str(error))
-    tell_model(report, config, attention.kernel, chat)
+    built = kernels("auto", device, dtype)
+    heads = (config.num_heads, config.num_kv_heads, config.head_dim)
+    native = built is not None and works(built, *heads)
+    tell_model(report, config, "native" if native else attention.kernel, chat)
+    if config.quantized_as:
+        report.fact("products", f"int8 on a CPU, for the weights were {config.quantized_as}")
     pool = f"about {tokens:,} tokens, {tokens * per_token / MIB:,.0f} MiB, before the weights load"
     report.fact("KV pool", pool)
 
@@ -264,6 +284,9 @@ def check_loaded(report: Report, model: str | None) -> None:
         config = backend.config
         report.fact("model", f"{backend.model_name} in {backend.model_folder}")
         tell_model(report, config, backend.engine.attention.kernel, backend.chat)
+        compiled = backend.engine.decoder.compiled is not None
+        kind = backend.quantization or str(backend.dtype).removeprefix("torch.")
+        report.fact("products", f"{kind}, by {'C++ kernels' if compiled else 'torch'}")
         per_token = KVPool.bytes_per_token(
             layers=config.num_layers,
             kv_heads=config.num_kv_heads,
@@ -282,7 +305,8 @@ def check_loaded(report: Report, model: str | None) -> None:
 
 def tell_model(report: Report, config: DecoderConfig, kernel: str, chat: ChatFormat) -> None:
     report.fact("context", f"{config.max_positions:,} tokens")
-    report.fact("attention", f"torch, {kernel} kernel")
+    executor = "C++ kernel" if kernel == "native" else f"torch, {kernel} kernel"
+    report.fact("attention", executor)
     try:
         chat.begin("user")
     except StemmaError as error:

@@ -41,7 +41,12 @@ def open_backend(default_model_folder: Path) -> Iterator[Open]:
     def make(**options: object) -> LocalBackend:
         key = repr(sorted(options.items()))
         if key not in made:
-            settings: dict[str, object] = {"dtype": "float32", "kv_tokens": 16384, **options}
+            settings: dict[str, object] = {
+                "dtype": "float32",
+                "quantization": None,
+                "kv_tokens": 16384,
+                **options,
+            }
             made[key] = LocalBackend(default_model_folder, **settings)  # type: ignore[arg-type]
         return made[key]
 

@@ -7,13 +7,16 @@ Read by the decoder, the loader and the engine.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from stemma.lang.errors import ModelLoadError
 
 SUPPORTED = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
 """`model_type` to the one architecture of it that is a decoder with a language head."""
+
+QUANTIZED_AS = "stemma_quantized_as"
+"""The key of our own in the config.json of a converted GGUF file."""
 
 # What the published models of a type mean where their config.json is silent (as in transformers).
 _DEFAULT_MAX_POSITIONS = {"llama": 2048, "mistral": 131072}
@@ -45,7 +48,8 @@ class DecoderConfig:
     num_kv_heads divides num_heads (grouped-query attention). attention_bias puts a bias on q, k, v
     and o, mlp_bias on gate, up and down. tied_embeddings: the head is the embedding matrix.
     max_positions: the context the model was made for, in tokens. eos_token_ids: the tokens that end
-    an output, of generation_config.json where it names any.
+    an output, of generation_config.json where it names any. quantized_as: the GGUF type of the
+    weights that were made floats, such as "Q4_1"; None for a checkpoint in floats.
     """
 
     vocab_size: int
@@ -63,6 +67,7 @@ class DecoderConfig:
     tied_embeddings: bool = False
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    quantized_as: str | None = field(default=None, compare=False)
 
     @property
     def attention_scale(self) -> float:
@@ -115,6 +120,7 @@ class DecoderConfig:
             tied_embeddings=_flag(raw, "tie_word_embeddings"),
             bos_token_id=next(iter(_token_ids(raw, "bos_token_id")), None),
             eos_token_ids=eos,
+            quantized_as=raw.get(QUANTIZED_AS),
         )
 
 

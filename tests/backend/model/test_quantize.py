@@ -133,7 +133,7 @@ def test_rotations_are_orthogonal_and_the_same_each_time(size: int) -> None:
 @pytest.mark.parametrize(
     ("device", "dtype", "asked", "said"),
     [
-        ("cpu", torch.float32, "int4", "must be 'int8' or None"),
+        ("cpu", torch.float32, "int4", "must be 'auto', 'int8' or None"),
         ("cpu", torch.float64, "int8", "is for device='cpu' and dtype='float32'"),
         ("cuda", torch.float32, "int8", "and this is cuda and float32"),
     ],
