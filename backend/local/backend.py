@@ -46,6 +46,7 @@ from stemma.backend.local.reloading import reload_weights
 from stemma.backend.local.request import CacheUse, Ints, Request
 from stemma.backend.local.scheduler import Scheduler
 from stemma.backend.local.sizing import choose_device, choose_dtype, make_pool
+from stemma.backend.local.threads import on_own_thread
 from stemma.backend.local.tokenizer import Tokenizer
 from stemma.backend.local.waiting_order import depth_first
 from stemma.lang.errors import (
@@ -129,7 +130,7 @@ class LocalBackend(Backend):
         self.reasoning_marks = reasoning_marks(self.text)
         self.control_tokens = self.text.control_tokens
         self.end_ids = end_ids(self.text, self.chat)
-        pool = make_pool(config, kv_tokens, page_size, dtype=self.dtype, device=self.device)
+        pool, attention = on_own_thread(lambda: self._attention(kv_tokens, page_size))
         self.eviction = eviction
         memory = RequestMemory(
             pool.allocator,
@@ -140,7 +141,7 @@ class LocalBackend(Backend):
         )
         self.engine = Engine(
             loaded.decoder,
-            self._attention(pool),
+            attention,
             Scheduler(
                 memory, policy=policy, max_running=max_running, max_step_tokens=max_step_tokens
             ),
@@ -151,19 +152,25 @@ class LocalBackend(Backend):
 
     def load(self, source: str | Path) -> LoadedModel:
         """A model as this backend runs it."""
-        loaded = load_model(
-            source, device=self.device, dtype=self.dtype, quantization=self._quantization
-        )
-        if self._kernels is not None:
-            loaded.decoder.compiled = compiled_layers(self._kernels, loaded.decoder)
-        return loaded
 
-    def _attention(self, pool: KVPool) -> Attention:
+        def work() -> LoadedModel:
+            loaded = load_model(
+                source, device=self.device, dtype=self.dtype, quantization=self._quantization
+            )
+            if self._kernels is not None:
+                loaded.decoder.compiled = compiled_layers(self._kernels, loaded.decoder)
+            return loaded
+
+        return on_own_thread(work)
+
+    def _attention(self, kv_tokens: int | None, page_size: int) -> tuple[KVPool, Attention]:
+        """The KV pool, and what attends to it."""
+        pool = make_pool(self.config, kv_tokens, page_size, dtype=self.dtype, device=self.device)
         heads, scale = self.config.num_heads, self.config.attention_scale
         kernels, shape = self._kernels, (heads, self.config.num_kv_heads, self.config.head_dim)
         if kernels is not None and works(kernels, *shape):
-            return NativeAttention(kernels, pool, num_heads=heads, scale=scale)
-        return TorchAttention(pool, num_heads=heads, scale=scale)
+            return pool, NativeAttention(kernels, pool, num_heads=heads, scale=scale)
+        return pool, TorchAttention(pool, num_heads=heads, scale=scale)
 
     def set_version(self, loaded: LoadedModel, source: str | Path) -> None:
         """Name the weights that are now in use. Every load has a version of its own, for a request

@@ -1,0 +1,34 @@
+"""Work of torch beside the engine's thread, without slowing that down.
+
+OpenMP gives every thread that runs something in parallel a team of its own, for as long as the
+thread lives, and has teams wait asleep instead of awake once they have more members than there are
+processors: a small step of the engine then takes twice as long. Called by LocalBackend.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def on_own_thread(work: Callable[[], T]) -> T:
+    """Return or raise what `work` does, on a thread that ends with it, and its team."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    thread = threading.Thread(target=run, name="stemma-load", daemon=True)
+    thread.start()
+    try:
+        return future.result()
+    finally:
+        if future.done():
+            thread.join()
