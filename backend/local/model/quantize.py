@@ -29,7 +29,7 @@ QuantizationMode = Literal["auto", "int8"] | None
 
 _LEAST = 1e-30  # stands for the largest value of a row of zeros
 _STEPS = 127  # the range is symmetric: -128 is not used
-_LARGEST_BLOCK = 64  # of the map that is applied at run time
+_LARGEST_BLOCK = 64  # of a Hadamard matrix
 
 
 class Int8Linear(nn.Module):
@@ -48,7 +48,7 @@ class Int8Linear(nn.Module):
         """weight: [out, in], floating, not turned yet."""
         super().__init__()
         if rotation is not None:
-            weight = _in_blocks(weight.double(), rotation)
+            weight = _in_blocks(weight, rotation.to(weight))
         scale = weight.abs().amax(dim=1).clamp_min(_LEAST) / _STEPS
         self.register_buffer("weight", (weight / scale[:, None]).round().to(torch.int8))
         self.register_buffer("scale", scale.float())
@@ -113,10 +113,12 @@ def turn(decoder: Decoder) -> None:
     The decoder computes what it did before, to the rounding.
     """
     config = decoder.config
-    stream, head = rotation(config.hidden_size), rotation(config.head_dim)
+    stream, head = (
+        Rotation(size, decoder.embedding) for size in (config.hidden_size, config.head_dim)
+    )
     if config.tied_embeddings:
         decoder.head.weight = nn.Parameter(decoder.embedding.clone(), requires_grad=False)
-    decoder.embedding.copy_(decoder.embedding.double() @ stream)
+    decoder.embedding.copy_(stream(decoder.embedding))
     _turn_input(decoder.head, decoder.norm, stream)
     for block in decoder.blocks:
         _turn_input(block.qkv, block.attention_norm, stream)
@@ -125,21 +127,20 @@ def turn(decoder: Decoder) -> None:
         _turn_output(block.down, stream)
         values = slice((block.heads + block.kv_heads) * config.head_dim, None)
         for part in block.qkv.parameters():
-            rows = part[values].double().reshape(block.kv_heads, config.head_dim, *part.shape[1:])
-            part[values] = torch.einsum("hd...,de->he...", rows, head).flatten(0, 1).to(part)
-        block.out.weight.copy_(_in_blocks(block.out.weight.double(), head))
+            part[values] = head(part[values].t()).t()
+        block.out.weight.copy_(head(block.out.weight))
 
 
-def _turn_input(linear: nn.Linear, norm: nn.RMSNorm, stream: Tensor) -> None:
+def _turn_input(linear: nn.Linear, norm: nn.RMSNorm, stream: Rotation) -> None:
     """The linear reads a turned stream, and what the norm before it multiplied by moves into it."""
-    linear.weight.copy_(linear.weight.double() * norm.weight.double() @ stream)
+    linear.weight.copy_(stream(linear.weight * norm.weight))
     norm.weight.fill_(1)
 
 
-def _turn_output(linear: nn.Linear, stream: Tensor) -> None:
+def _turn_output(linear: nn.Linear, stream: Rotation) -> None:
     """The linear writes to a turned stream."""
     for part in linear.parameters():
-        part.copy_(torch.einsum("o...,op->p...", part.double(), stream))
+        part.copy_(stream(part.t()).t())
 
 
 def _in_blocks(x: Tensor, rotation: Tensor) -> Tensor:
@@ -147,19 +148,29 @@ def _in_blocks(x: Tensor, rotation: Tensor) -> Tensor:
     return (x.reshape(-1, len(rotation)) @ rotation).view(x.shape)
 
 
-def rotation(size: int) -> Tensor:
-    """A fixed orthogonal matrix that spreads every unit vector, float64 [size, size].
+class Rotation:
+    """A fixed orthogonal matrix [size, size] that spreads every unit vector.
 
-    The Kronecker product of a random one, as large as the odd part of the size, and a Hadamard
-    matrix, with random signs.
+    The Kronecker product of a random one and a Hadamard matrix, with random signs, never multiplied
+    out: a vector is a matrix [rest, power of two] to which both are applied, one from each side.
     """
-    numbers = torch.Generator().manual_seed(size)
-    even = _power_of_two(size, size)
-    odd = torch.randn(size // even, size // even, generator=numbers, dtype=torch.float64)
-    signs = torch.randint(0, 2, (size, 1), generator=numbers, dtype=torch.float64) * 2 - 1
-    orthogonal = torch.linalg.qr(odd).Q.contiguous()
-    turned: Tensor = signs * torch.kron(orthogonal, hadamard(even))
-    return turned
+
+    def __init__(self, size: int, like: Tensor) -> None:
+        """like: a tensor of the dtype and device to compute in."""
+        numbers = torch.Generator().manual_seed(size)
+        power = _power_of_two(size, _LARGEST_BLOCK)
+        rest = torch.randn(size // power, size // power, generator=numbers, dtype=torch.float64)
+        signs = torch.randint(0, 2, (size,), generator=numbers, dtype=torch.float64) * 2 - 1
+        self._signs = signs.to(like)
+        self._left = torch.linalg.qr(rest).Q.t().contiguous().to(like)
+        self._right = hadamard(power).to(like)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., k * size]: each vector of `size` times the matrix."""
+        parts = (x.reshape(-1, len(self._signs)) * self._signs).view(
+            -1, len(self._left), len(self._right)
+        )
+        return (self._left @ (parts @ self._right)).reshape(x.shape)
 
 
 def hadamard(size: int) -> Tensor:

@@ -12,10 +12,10 @@ from stemma.backend.local.model.config import DecoderConfig
 from stemma.backend.local.model.decoder import Decoder
 from stemma.backend.local.model.quantize import (
     Int8Linear,
+    Rotation,
     check_quantization,
     hadamard,
     quantize,
-    rotation,
     turn,
 )
 from stemma.lang.errors import InvalidArgument
@@ -121,11 +121,15 @@ def test_rows_do_not_influence_each_other() -> None:
     assert int8(x)[:1].equal(alone)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 64, 576, 48, 36])
+@pytest.mark.parametrize("size", [1, 2, 3, 64, 576, 48, 36, 512])
 def test_rotations_are_orthogonal_and_the_same_each_time(size: int) -> None:
-    matrix = rotation(size)
-    assert torch.allclose(matrix @ matrix.T, torch.eye(size, dtype=torch.float64))
-    assert matrix.equal(rotation(size))
+    eye = torch.eye(size, dtype=torch.float64)
+    matrix = Rotation(size, eye)(eye)
+    assert torch.allclose(matrix @ matrix.T, eye)
+    assert matrix.equal(Rotation(size, eye)(eye))
+    x = torch.randn(5, 3 * size, dtype=torch.float64)
+    turned = torch.cat([part @ matrix for part in x.split(size, 1)], 1)
+    assert torch.allclose(Rotation(size, x)(x), turned)
     if size % 64 == 0:  # nothing stands out
         assert matrix.abs().max() < 0.126
 
