@@ -162,7 +162,7 @@ class Rotation:
         rest = torch.randn(size // power, size // power, generator=numbers, dtype=torch.float64)
         signs = torch.randint(0, 2, (size,), generator=numbers, dtype=torch.float64) * 2 - 1
         self._signs = signs.to(like)
-        self._left = torch.linalg.qr(rest).Q.t().contiguous().to(like)
+        self._left: Tensor = torch.linalg.qr(rest).Q.t().contiguous().to(like)
         self._right = hadamard(power).to(like)
 
     def __call__(self, x: Tensor) -> Tensor:
