@@ -59,7 +59,7 @@ TOPICS = ["winter", "cat", "city", "sea", "forest"]
 
 
 @st.function
-def haiku(s: st.ProgramState, topic: str, width: int = 8, keep: int = 2) -> str:
+def haiku(s: st.ProgramState, topic: str, width: int = 16, keep: int = 2) -> str:
     judge = s.copy()
     judge += JUDGED
     s += POEMS + f"Haiku about the {topic}:\n"

@@ -24,9 +24,9 @@ STORY = (
     "then the village has paid for the oil."
 )
 QUESTIONS = {
-    "who": "Who moved into the lighthouse?",
-    "dog": "What is the name of the dog?",
-    "night": "What happened on the first night of spring?",
+    "who": ("Who moved into the lighthouse?", "Into the lighthouse moved"),
+    "dog": ("What is the name of the dog?", "The dog is named"),
+    "oil": ("What did the people pay for?", "They paid for"),
 }
 TITLES = ("title-1", "title-2", "title-3", "title-4")
 
@@ -38,8 +38,10 @@ def lighthouse(s: st.ProgramState) -> None:
 
     # Every branch goes on from the same text: the engine computes that text once.
     for reader, question in zip(s.fork(list(QUESTIONS)), QUESTIONS.values(), strict=True):
-        reader += st.user(question)
-        reader += st.assistant(st.gen("answer", max_tokens=40, temperature=0, stop="\n"))
+        asked, beginning = question
+        reader += st.user(asked)
+        # A small model answers better where the answer has begun already.
+        reader += st.assistant(beginning + st.gen("answer", max_tokens=40, temperature=0, stop="."))
 
     # Samples are branches, too; these have the same text and differ in their draws.
     for writer in s.fork(TITLES):

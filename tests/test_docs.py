@@ -53,7 +53,7 @@ def test_the_blocks_that_need_no_model_run_and_print_what_is_said(name: str) -> 
 def test_the_blocks_that_need_a_model_run_and_print_what_is_said(
     name: str, default_model_folder: Path
 ) -> None:
-    backend = st.LocalBackend(default_model_folder)
+    backend = st.LocalBackend(default_model_folder, quantization=None)  # as the pages say
     try:
         run_blocks(python_blocks(ROOT / name), backend)
     finally:

@@ -41,6 +41,7 @@ from stemma.backend.local.model.quantize import QuantizationMode, check_quantiza
 from stemma.backend.local.native.attention import NativeAttention, works
 from stemma.backend.local.native.build import CompileMode, kernels
 from stemma.backend.local.native.layers import compiled_layers
+from stemma.backend.local.native.linears import use_few_rows_linears
 from stemma.backend.local.pins import Clock, Pin, pin_prefix
 from stemma.backend.local.reloading import reload_weights
 from stemma.backend.local.request import CacheUse, Ints, Request
@@ -159,6 +160,7 @@ class LocalBackend(Backend):
             )
             if self._kernels is not None:
                 loaded.decoder.compiled = compiled_layers(self._kernels, loaded.decoder)
+                use_few_rows_linears(self._kernels, loaded.decoder)
             return loaded
 
         return on_own_thread(work)
