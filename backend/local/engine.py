@@ -240,19 +240,20 @@ class Engine:
     def step(self) -> None:
         """One forward pass and what follows from it."""
         with self.stepping:
-            self._step()
-        if self.check_every_step:
+            worked = self._step()
+        if worked and self.check_every_step:
             self.check()
 
-    def _step(self) -> None:
+    def _step(self) -> bool:
+        """Whether there was anything to do."""
         try:
             with self.scheduling:
                 step = self.scheduler.schedule()
         except StepFailed as failed:
             self._undo(failed.step, {failed.request: failed.__cause__ or failed})
-            return
+            return True
         if step is None:
-            return
+            return False
         try:
             with self.forwarding:
                 batch = build_batch(step.entries)
@@ -261,10 +262,10 @@ class Engine:
                 drawn = self._draw(step, batch, hidden)
         except _BadRows as bad:
             self._undo(step, bad.errors)
-            return
+            return True
         except Exception as error:
             self._undo(step, {request: _own_copy(error) for request in step.requests})
-            return
+            return True
         with self.scheduling:
             self.scheduler.commit(step)
         self.counters.steps += 1
@@ -273,6 +274,7 @@ class Engine:
             self._accept_scored(request, logprobs)
         for request, samples in drawn:
             self._accept_samples(request, samples)
+        return True
 
     def _undo(self, step: Step, errors: Mapping[Request, BaseException]) -> None:
         """Nothing of the step stays; the requests at fault fail, the others are queued again."""
