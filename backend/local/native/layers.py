@@ -36,14 +36,15 @@ class _Linear(ctypes.Structure):
     """`Linear` of layers.cpp."""
 
     _fields_ = (
-        *((name, _Address) for name in ("weight", "scale", "bias")),
+        *((name, _Address) for name in ("weight", "shift", "scale", "bias")),
         *((name, ctypes.c_int32) for name in ("inputs", "outputs")),
     )
 
     @classmethod
-    def of(cls, linear: Any) -> _Linear:
+    def of(cls, linear: Any, shift: Tensor) -> _Linear:
         outputs, inputs = linear.weight.shape
-        return cls(_at(linear.weight), _at(linear.scale), _at(linear.bias), inputs, outputs)
+        addresses = map(_at, (linear.weight, shift, linear.scale, linear.bias))
+        return cls(*addresses, inputs, outputs)
 
 
 class _Between(ctypes.Structure):
@@ -59,7 +60,7 @@ class _Between(ctypes.Structure):
 class _Room(ctypes.Structure):
     """`Room` of layers.cpp."""
 
-    _fields_ = tuple((name, _Address) for name in ("product", "rows", "wide", "step", "buffer"))
+    _fields_ = tuple((name, _Address) for name in ("product", "rows", "raised", "step", "buffer"))
 
 
 class NativeLayers:
@@ -86,17 +87,22 @@ class NativeLayers:
         )
         self._room_memory = [
             torch.empty(self._few * widest, dtype=dtype)
-            for dtype in (torch.int32, torch.int8, torch.int16, torch.float32, torch.float32)
+            for dtype in (torch.int32, torch.int8, torch.uint8, torch.float32, torch.float32)
         ]
         self._room = _Room(*map(_at, self._room_memory))
-        self._head_few = _Linear.of(decoder.head)
+        self._shifts: list[Tensor] = []  # the structures hold their addresses
+        self._head_few = self._linear_of(decoder.head)
         self._between_few = [
             self._between_of(block, following.qkv)
             for block, following in zip(self._blocks, self._blocks[1:], strict=False)
         ]
 
+    def _linear_of(self, linear: Any) -> _Linear:
+        self._shifts.append(linear.weight.sum(1, dtype=torch.int32) * 128)
+        return _Linear.of(linear, self._shifts[-1])
+
     def _between_of(self, block: Any, qkv: Any) -> _Between:
-        linears = (_Linear.of(x) for x in (block.out, block.gate_up, block.down, qkv))
+        linears = map(self._linear_of, (block.out, block.gate_up, block.down, qkv))
         turned = self._cuts[1] * self._dim
         return _Between(*linears, len(block.down.rotation), turned, self._dim, self._eps)
 

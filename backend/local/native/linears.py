@@ -22,7 +22,7 @@ class FewRowsLinear(nn.Module):
         super().__init__()
         self.weight, self.bias = linear.weight, linear.bias
         self._run = library.stemma_float_linear_few
-        self._few = int(library.stemma_few())
+        self._few = int(library.stemma_few_floats())
         self._bias = ctypes.c_void_p(None if linear.bias is None else linear.bias.data_ptr())
         self._weight = ctypes.c_void_p(linear.weight.data_ptr())
 
