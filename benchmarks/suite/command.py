@@ -46,9 +46,11 @@ def contenders(args: argparse.Namespace) -> list[Contender]:
     compile = args.compile  # it must be had: what is measured is known then
     return [
         Stemma("Stemma int8", "int8", compile=compile, quantization="int8"),
-        Stemma("Stemma fp32", "fp32", compile=compile),
-        Stemma("fp32, first come", "fcfs", compile=compile, policy="fcfs"),
-        Stemma("fp32, no cache", "no-cache", compile=compile, prefix_cache=False),
+        Stemma("Stemma fp32", "fp32", compile=compile, quantization=None),
+        Stemma("fp32, first come", "fcfs", compile=compile, quantization=None, policy="fcfs"),
+        Stemma(
+            "fp32, no cache", "no-cache", compile=compile, quantization=None, prefix_cache=False
+        ),
         Peer(
             "transformers",
             "transformers",
