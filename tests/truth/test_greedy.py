@@ -141,8 +141,9 @@ def test_together_cold_and_warm(
         compare(item, second)
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("together", [False, True], ids=["alone", "together"])
+@pytest.mark.parametrize(
+    ("together", "page_size"), [(False, 1), (True, 1), (True, 16)], ids=["alone", "1", "16"]
+)
 def test_without_prefix_cache(
     page_size: int, together: bool, open_backend: Open, expected: list[Expected], compare: Compare
 ) -> None:
