@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
@@ -66,6 +66,8 @@ def change_json(path: Path, change: Callable[[Any], None]) -> None:
 def test_plain_text_is_tokenised_as_by_the_full_tokenizer(
     ours: Tokenizer, full: tokenizers.Tokenizer, text: str
 ) -> None:
+    added = (token.content for token in full.get_added_tokens_decoder().values())
+    assume(not any(token in text for token in added))  # the full one knows no plain text
     assert ours.encode([Piece(text)], first=True) == full.encode(text, add_special_tokens=False).ids
 
 
