@@ -43,7 +43,7 @@ def test_the_default_model_answers_the_demo_questions(default_model_folder: Path
     output = demo_output(default_model_folder)
     assert "lighthouse/dog  answer  Biscuit" in output
     assert "Mara, a retired ship's carpenter" in output.rpartition("lighthouse/who")[2]
-    assert re.search(r"lighthouse  ending  The story ends happily\.  \d\d% of 2 choices", output)
+    assert re.search(r"lighthouse  ending  The story ends happily\.  (8|9)\d% of 2 choices", output)
 
 
 @pytest.mark.slow
@@ -65,17 +65,22 @@ def test_the_program_of_the_readme_runs(default_model_folder: Path, tmp_path: Pa
     program, *_ = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     printed, *_ = re.findall(r"```text\n(.*?)```", readme, re.DOTALL)
     (tmp_path / "program.py").write_text(program)
-    done = subprocess.run(
-        [sys.executable, "program.py"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "STEMMA_MODEL": str(default_model_folder)},
+    in_fp32 = (
+        "import runpy, stemma as st\n"
+        "st.set_default_backend(st.LocalBackend(quantization=None))\n"
+        "runpy.run_path('program.py', run_name='__main__')\n"
     )
-    assert done.returncode == 0, done.stderr
-    # To the word only on a processor like the one that it was printed on.
-    assert [bool(line) for line in done.stdout.split("\n")] == [True, True, True, False]
-    assert printed.count("\n") == 3
+    for command, expected in ((["program.py"], None), (["-c", in_fp32], printed)):
+        done = subprocess.run(
+            [sys.executable, *command],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "STEMMA_MODEL": str(default_model_folder)},
+        )
+        assert done.returncode == 0, done.stderr
+        assert len(done.stdout.splitlines()) == 3
+        assert expected in (None, done.stdout)
 
 
 def test_an_example_tells_an_error_in_one_line() -> None:

@@ -59,6 +59,8 @@ class NativeAttention:
 class Attend:
     """Attention of one step: `attend(layer, q, k, v)`, once per layer."""
 
+    _plan: Any = None  # freed with this, made or not
+
     def __init__(self, attention: NativeAttention, batch: Batch) -> None:
         pool = attention.pool
         self._attention = attention
@@ -74,7 +76,7 @@ class Attend:
         for entry, rows in enumerate(batch.entry_rows):
             owners[rows] = entry
         tables, lengths = addresses[owners], batch.positions + 1
-        self._plan: Any = attention.plan(
+        self._plan = attention.plan(
             tables.ctypes.data,
             lengths.ctypes.data,
             batch.slots.ctypes.data,
