@@ -269,13 +269,15 @@ class Backend(ABC):
     """A model to run programs on. Serves any number of threads.
 
     reasoning_marks: what the model puts around its reasoning. control_tokens: the texts of its
-    control tokens; None where the backend does not know them.
+    control tokens; None where the backend does not know them. max_running: how many requests it
+    works on at once; None where that has no bound.
     """
 
     chat: ChatFormat
     model_name: str
     reasoning_marks: Marks = THINK
     control_tokens: Collection[str] | None = None
+    max_running: int | None = None
 
     def model_sampling(self) -> SamplingParams:
         """The sampling that the model's authors recommend, of backends that know it."""

@@ -133,6 +133,7 @@ class LocalBackend(Backend):
         self.end_ids = end_ids(self.text, self.chat)
         pool, attention = on_own_thread(lambda: self._attention(kv_tokens, page_size))
         self.eviction = eviction
+        self.max_running = max_running
         memory = RequestMemory(
             pool.allocator,
             RadixCache(pool.allocator, eviction=POLICIES[eviction]()),
