@@ -131,23 +131,24 @@ class RequestMemory:
         self._attached[id(request)] = request
 
     def grow(self, request: Request, end: int, *, spare: int = 0) -> bool:
-        """Make sure the table reaches `end`. `spare` more slots come along where they are free.
-        False: no memory.
+        """Make sure the table reaches `end`. `spare` more slots come along where they are free or
+        cached ones can go for them: one eviction then does for many steps. False: no memory.
         """
         need = end - len(request.table)
         if need <= 0:
             return True
-        last = int(request.table.view()[-1]) if len(request.table) else None
-        allocator = self.allocator
-        if self.ceil(need) > allocator.free_tokens:
+        allocator, cache = self.allocator, self.cache
+        short = self.ceil(need + spare) - allocator.free_tokens
+        if 0 < short <= cache.evictable_tokens:
+            cache.evict(short)
+        if self.ceil(need + spare) <= allocator.free_tokens:
+            need += spare
+        elif self.ceil(need) > allocator.free_tokens:
             self._reclaim_reserves(request)
             short = self.ceil(need) - allocator.free_tokens
-            if short > 0 and (
-                short > self.cache.evictable_tokens or self.cache.evict(short) < short
-            ):
+            if short > 0 and (short > cache.evictable_tokens or cache.evict(short) < short):
                 return False
-        elif self.ceil(need + spare) <= allocator.free_tokens:
-            need += spare
+        last = int(request.table.view()[-1]) if len(request.table) else None
         slots = allocator.alloc(need, after=last)
         if slots is None:
             return False

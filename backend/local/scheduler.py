@@ -189,8 +189,11 @@ class Scheduler:
         """Give a running request its rows; returns how many of the prefill budget it takes."""
         if request.is_decoding:
             end = request.known_end
-            spare = min(DECODE_RUN, request.remaining_output) - 1
-            if self._make_room(request, step, end, spare=spare):
+            room = end <= len(request.table)  # nearly always, for slots are taken by the run
+            if not room:
+                spare = min(DECODE_RUN, request.remaining_output) - 1
+                room = self._make_room(request, step, end, spare=spare)
+            if room:
                 step.add(request, end)
             return 0
         if self.memory.found(request) > request.computed:  # another one computed it, or does so now

@@ -14,6 +14,7 @@ from simulated_engine import HOME, Job, SimulatedEngine
 
 from stemma.backend.local.backend import LocalBackend
 from stemma.backend.local.cache.radix_key import RadixKey
+from stemma.backend.local.memory import DECODE_RUN
 from stemma.backend.local.waiting_order import (
     AGING_TOKENS,
     MAX_OVERTAKEN,
@@ -327,3 +328,22 @@ def test_stats_count_requests_before_they_have_ended(tiny_model: Callable[..., P
     assert stats.forward_seconds > 0
     assert stats.scheduling_seconds + stats.forward_seconds <= stats.step_seconds
     stepped.close()
+
+
+def test_decoding_takes_slots_by_the_run_where_cached_tokens_must_go_for_them() -> None:
+    engine = SimulatedEngine(600, max_running=4, max_step_tokens=512)
+    for leaf in range(400):  # the pool becomes full, of leaves of one token that nobody uses
+        engine.submit(join(ids(1, 200), ids(leaf, 1)), ids(2, 1))
+        engine.run()
+    assert engine.memory.allocator.free_tokens < DECODE_RUN
+    taken: list[int] = []
+    alloc = engine.memory.allocator.alloc
+
+    def watched(count: int, *, after: int | None = None) -> np.ndarray | None:
+        taken.append(count)
+        return alloc(count, after=after)
+
+    engine.memory.allocator.alloc = watched  # type: ignore[method-assign]
+    engine.submit(join(ids(1, 200), ids(500, 100)), ids(4, 48))
+    engine.run()
+    assert taken == [100, DECODE_RUN, DECODE_RUN, 48 - 1 - 2 * DECODE_RUN]
