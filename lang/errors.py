@@ -85,6 +85,10 @@ class UnsupportedByBackend(StemmaError):
     """The backend cannot do what was asked. Nothing is dropped silently."""
 
 
+class ReplayMismatch(StemmaError):
+    """A program that runs on a record asks what is not recorded; says what is most like it."""
+
+
 class OutOfCacheMemory(StemmaError):
     """The KV pool can never hold the request. Carries both numbers, in tokens."""
 
