@@ -80,6 +80,10 @@ class Dispatcher:
         self._jobs.put(lambda: self._set(entry))
         return timer
 
+    def call_in(self, seconds: float, job: Job) -> Timer:
+        """Run `job()` after so many seconds."""
+        return self.call_at(time.monotonic() + seconds, job)
+
     def _set(self, entry: tuple[float, int, Timer]) -> None:
         if len(self._timers) >= self._sweep_at:  # of those called off, only the moment lets go
             self._timers = [timer for timer in self._timers if timer[2].job is not None]

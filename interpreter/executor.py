@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 from stemma.backend.base import Branch, ScoredChoices, Usage
+from stemma.interpreter.dispatcher import Timer
 from stemma.interpreter.events import (
     Event,
     Failed,
@@ -30,7 +31,7 @@ from stemma.interpreter.landing import (
     land_score,
 )
 from stemma.interpreter.listeners import Listeners
-from stemma.interpreter.run import Run, cancellation
+from stemma.interpreter.run import Run, cancellation, ran_out
 from stemma.interpreter.tasks import NOT_YET, Define, Fork, Task, Tokens, annotate
 from stemma.interpreter.transcript import Piece, Transcript
 from stemma.interpreter.variable import Variable
@@ -81,6 +82,7 @@ class Executor:
         self._taken: Task | None = None
         self._done: Task | object = NOT_YET
         self._flight: Flight | None = None
+        self._timer: Timer | None = None  # of the flight
         self._draws = 0
         self._scopes: list[int] = []
         self._listeners = Listeners(label, run.feed)
@@ -148,6 +150,9 @@ class Executor:
                 if not self._flight.landed():
                     return
                 flight, self._flight = self._flight, None
+                if self._timer is not None:
+                    self._timer.cancel()
+                    self._timer = None
                 if self.error is None:
                     self._land(flight)
             elif not self.queue:
@@ -177,11 +182,16 @@ class Executor:
             self._end(error)
         self.advance()
 
-    def abandon(self) -> None:
-        """Stopped a while ago, and the backend still has not let go: go on without its answer."""
-        if self._flight is not None:
-            self._flight = None
+    def _abandon(self, flight: Flight) -> None:
+        """Ended a while ago, and the backend still has not let go: go on without its answer."""
+        if self._flight is flight:
+            self._flight = self._timer = None
             self.advance()
+
+    def _run_out(self, flight: Flight, seconds: float) -> None:
+        """The time of the operation is over."""
+        if self._flight is flight and self.error is None and not flight.landed():
+            self.stop(ran_out(flight.operation, seconds))
 
     def listen(self, feed: Feed[Event], *, to_the_end: bool) -> None:
         """Tell `feed` the whole text of the branch from its first piece on.
@@ -201,6 +211,9 @@ class Executor:
         self._listeners.close_all(self.run.failure or self.error)
 
     def _cancel(self) -> None:
+        """What it may have failed by before fails nobody, either."""
+        if self.error is not None:
+            self.run.note_seen(self.error)
         text = self._flight.text_so_far() if self._flight is not None else ""
         self.stop(cancellation(self.label, text))
 
@@ -312,6 +325,10 @@ class Executor:
 
     def _fly(self, flight: Flight) -> None:
         self._flight = flight
+        if (seconds := flight.operation.timeout) is not None:
+            self._timer = self.run.dispatcher.call_in(
+                seconds, partial(self._run_out, flight, seconds)
+            )
         # From the backend's thread: only say that there is something to do.
         flight.on_arrival(lambda: self.run.dispatcher.call(self.advance))
 
@@ -333,10 +350,14 @@ class Executor:
                 case Score():
                     self._arrive(land_score(flight, operation, results[0]))
         except BaseException as error:
-            text = flight.text_so_far()
-            flight.finish_relays(text)
-            self.transcript.own += broken_off(flight, text)
-            self._fail(error, (operation, flight.variable), text)
+            self._fail(error, (operation, flight.variable), self._break_off(flight))
+
+    def _break_off(self, flight: Flight) -> str:
+        """What it has written until now stays in the branch's picture, and nothing follows it."""
+        text = flight.text_so_far()
+        flight.finish_relays(text)
+        self.transcript.own += broken_off(flight, text)
+        return text
 
     def _choose(self, flight: Flight, operation: Select, scored: ScoredChoices) -> None:
         assert self.branch is not None
@@ -366,8 +387,6 @@ class Executor:
     def _fail(self, error: BaseException, task: Task, text: str = "") -> None:
         """The operation failed after writing `text`, and with it the branch."""
         annotate(error, task[0], self.label, text)
-        if self._listeners:
-            self._listeners.tell(Failed(self.label, error))
         self._drop(task, error)
         self._end(error)
 
@@ -375,9 +394,15 @@ class Executor:
         """Nothing more is done here: what is under way and what is queued fails."""
         self.error = error
         if (flight := self._flight) is not None:
-            annotate(error, flight.operation, self.label, flight.text_so_far())
+            text = self._break_off(flight)
+            annotate(error, flight.operation, self.label, text)
             flight.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self.run.settle(partial(self._abandon, flight))
             self._drop((flight.operation, flight.variable), error)
+        if self._listeners:
+            self._listeners.tell(Failed(self.label, error))
         self.transcript.failure = f"{type(error).__name__}: {error}"
         if not self.cancelled:
             self.run.note_failure(error, main=self.main)

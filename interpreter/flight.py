@@ -30,7 +30,7 @@ class Relay:
         self.length = 0
 
     def __call__(self, piece: str) -> None:
-        if piece:
+        if piece and not self.flight.over:
             self.length += len(piece)
             if self.split is None:
                 self.feed.put(TextAdded(self.branch, piece, self.flight.operation.name))
@@ -52,6 +52,7 @@ class Flight:
     """The operation that the backend is working on. One handle, or one per sample.
 
     marks: of a generation whose reasoning is kept apart. inside: it begins with reasoning.
+    over: nobody is told any more of what it still writes.
     """
 
     operation: Gen | Select | Score
@@ -61,6 +62,7 @@ class Flight:
     error: BaseException | None = None
     marks: Marks | None = None
     inside: bool = False
+    over: bool = False
     _arrived: deque[Future[Any]] = field(default_factory=deque)
     _landed: int = 0
 
@@ -98,6 +100,7 @@ class Flight:
         """The whole text is known: tell what the feeds have not got yet."""
         for relay in self.relays:
             relay.finish(text)
+        self.over = True
 
     def new_split(self) -> ReasoningSplit | None:
         """For the text of a generation, where reasoning is kept apart in it."""

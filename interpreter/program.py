@@ -13,27 +13,25 @@ from collections.abc import (
     Awaitable,
     Callable,
     Generator,
-    Iterable,
-    Iterator,
     Mapping,
 )
-from typing import Any, Literal, NoReturn, overload
+from typing import Any, NoReturn, overload
 
-from stemma.interpreter.batch import Batch, BatchItem
+from stemma.interpreter.batch import Prepared
+from stemma.interpreter.batches import Batches, LoopTask
 from stemma.interpreter.options import Call, refuse_reserved, take_apart
-from stemma.interpreter.run import Run
 from stemma.interpreter.running import (
     execute,
     execute_async,
     execute_in_background,
-    in_own_thread,
+    execute_in_thread,
     open_state,
     refuse_in_event_loop,
 )
 from stemma.interpreter.state import ProgramState
 from stemma.interpreter.stream import Stream
 from stemma.interpreter.trace import Trace, trace_program
-from stemma.lang.errors import Cancelled, InvalidArgument, StemmaError, UnsupportedByBackend
+from stemma.lang.errors import InvalidArgument, StemmaError, UnsupportedByBackend
 
 
 @overload
@@ -64,7 +62,7 @@ def function(
     return function if body is None else Program(body)
 
 
-class Program:
+class Program(Batches):
     """A function that can be run on a backend. Made by `@function`."""
 
     def __init__(self, body: Callable[..., Any], bound: Mapping[str, Any] | None = None) -> None:
@@ -194,13 +192,8 @@ class Program:
         state = open_state(self, call)
         if self.is_async:
             await execute_async(self, state, call)
-            return state
-        try:
-            await in_own_thread(lambda: execute(self, state, call), f"stemma-{self.name}")
-        except asyncio.CancelledError:
-            state._run.cancel(Cancelled(f"the task that ran {self.name} was cancelled"))
-            await state._run.until_idle().wait_async()
-            raise
+        else:
+            await execute_in_thread(self, state, call)
         return state
 
     def stream(self, *args: Any, **kwargs: Any) -> Stream:
@@ -231,92 +224,6 @@ class Program:
         """
         return trace_program(self, self._signature, args, {**self._bound, **kwargs})
 
-    @overload
-    def run_batch(
-        self,
-        items: Iterable[BatchItem],
-        *,
-        num_threads: int | Literal["auto"] = "auto",
-        progress: bool = False,
-        progress_bar: bool = False,
-        return_exceptions: Literal[False] = False,
-        generator_style: Literal[False] = False,
-        **options: Any,
-    ) -> list[ProgramState]: ...
-    @overload
-    def run_batch(
-        self,
-        items: Iterable[BatchItem],
-        *,
-        num_threads: int | Literal["auto"] = "auto",
-        progress: bool = False,
-        progress_bar: bool = False,
-        return_exceptions: Literal[True],
-        generator_style: Literal[False] = False,
-        **options: Any,
-    ) -> list[ProgramState | BaseException]: ...
-    @overload
-    def run_batch(
-        self,
-        items: Iterable[BatchItem],
-        *,
-        num_threads: int | Literal["auto"] = "auto",
-        progress: bool = False,
-        progress_bar: bool = False,
-        return_exceptions: Literal[False] = False,
-        generator_style: Literal[True],
-        **options: Any,
-    ) -> Iterator[ProgramState]: ...
-    @overload
-    def run_batch(
-        self,
-        items: Iterable[BatchItem],
-        *,
-        num_threads: int | Literal["auto"] = "auto",
-        progress: bool = False,
-        progress_bar: bool = False,
-        return_exceptions: Literal[True],
-        generator_style: Literal[True],
-        **options: Any,
-    ) -> Iterator[ProgramState | BaseException]: ...
-    def run_batch(
-        self,
-        items: Iterable[BatchItem],
-        *,
-        num_threads: int | Literal["auto"] = "auto",
-        progress: bool = False,
-        progress_bar: bool = False,
-        return_exceptions: bool = False,
-        generator_style: bool = False,
-        **options: Any,
-    ) -> Any:
-        """Run once per item, many at a time; the states, in the items' order.
-
-        items: dicts of arguments, or tuples or lists of positional ones.
-        num_threads: the most items at work at once.
-        progress: show a bar with items and tokens per second and the share of the prompts that came
-            from the cache; lines where standard error is no terminal. `progress_bar` is SGLang's
-            name.
-        return_exceptions: an item that fails gives its exception instead of a state; otherwise the
-            first error is raised after the rest has stopped.
-        generator_style: an iterator instead of a list. It gives each state as soon as those before
-            it are given, takes items only a little ahead of its reader, and stops the rest when it
-            is closed.
-        options: those of `run`, for every item. `timeout` is each item's own; from `seed`, every
-            item derives a seed of its own.
-        """
-        batch = Batch(
-            self._prepare,
-            items if generator_style else list(items),
-            options,
-            num_threads=num_threads,
-            progress=progress or progress_bar,
-            stop_at_error=not return_exceptions,
-            lazy=generator_style,
-        )
-        results = iter(batch)
-        return results if generator_style else list(results)
-
     def _take_apart(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         try:
             return take_apart(self._signature, self.name, args, {**self._bound, **kwargs})
@@ -329,16 +236,16 @@ class Program:
             ) from None
 
     def _prepare(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[Run, Callable[[], ProgramState]]:
-        """One item of a batch: its run, and a function that runs it to the end."""
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> Prepared:
         call = self._take_apart(args, kwargs)
         if call.options.stream:
             raise InvalidArgument("run_batch(stream=True): a batch returns finished states")
         state = open_state(self, call)
-
-        def work() -> ProgramState:
-            execute(self, state, call)
-            return state
-
-        return state._run, work
+        if loop is not None and self.is_async:
+            task = LoopTask(loop, lambda: execute_async(self, state, call))
+            return Prepared(state, task.run, lambda: (state._run.cancel(), task.cancel()))
+        return Prepared(state, lambda: execute(self, state, call), state._run.cancel)

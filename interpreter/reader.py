@@ -224,11 +224,11 @@ class BranchReader:
             self._run.note_seen(error)
             raise
 
-    def score(self, text: str) -> ChoiceScore:
+    def score(self, text: str, *, timeout: float | None = None) -> ChoiceScore:
         """Log-probabilities of `text` as a continuation, waited for. The branch stays."""
         self._raise_known_failure()
         score = Variable()
-        self._executor.enqueue((score_of(text), score))
+        self._executor.enqueue((score_of(text, timeout=timeout), score))
         self._wait_for(score)
         result: ChoiceScore = score.value
         return result

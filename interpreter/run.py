@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from stemma.interpreter.transcript import Transcript
 from stemma.interpreter.untold import Untold
 from stemma.interpreter.variable import Variable
 from stemma.lang.errors import Cancelled, StemmaError, Timeout
+from stemma.lang.ops import Gen, Score, Select
 from stemma.lang.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Run:
 
     def limit_time(self, seconds: float) -> None:
         """Cancel everything after `seconds`."""
-        self._at(time.monotonic() + seconds, lambda: self._stop(timed_out(seconds)))
+        self._timer = self.dispatcher.call_in(seconds, lambda: self._stop(timed_out(seconds)))
 
     def cancel(self, error: BaseException | None = None) -> None:
         """Stop all branches; what is unfinished raises `error`. Harmless after the end."""
@@ -139,16 +139,18 @@ class Run:
             self.stopped = error
             for executor in list(self.executors):
                 executor.stop(error)
-            self._at(time.monotonic() + SETTLE_S, self._abandon)
 
-    def _abandon(self) -> None:
+    def settle(self, job: Callable[[], object]) -> Timer:
+        """Do `job` when a backend has had the time to let go."""
+        return self.dispatcher.call_in(SETTLE_S, job)
+
+    def cancel_branches(self, labels: Iterable[str]) -> None:
+        """Stop the branches with these labels, and all that have come of them."""
+        lost = set(labels)
         for executor in list(self.executors):
-            executor.abandon()
-
-    def _at(self, moment: float, job: Callable[[], object]) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self.dispatcher.call_at(moment, job)
+            parts = executor.label.split("/")
+            if any("/".join(parts[:end]) in lost for end in range(1, len(parts) + 1)):
+                executor.cancel()
 
     def until_idle(self) -> Variable:
         """A variable resolved once no branch has anything left to do; soon after `cancel`."""
@@ -222,7 +224,19 @@ def cancellation(label: str, partial: str = "") -> Cancelled:
 
 
 def timed_out(seconds: float) -> Timeout:
-    return Timeout(f"the run did not end within its timeout of {seconds:g} s")
+    return Timeout(
+        f"the run did not end within its timeout of {seconds:g} s: give it more time, or less to "
+        "write by max_tokens; error.state has what was finished"
+    )
+
+
+def ran_out(operation: Gen | Select | Score, seconds: float) -> Timeout:
+    """What an operation raises that had a time limit of its own."""
+    what = type(operation).__name__.lower() + (f" of {operation.name!r}" if operation.name else "")
+    return Timeout(
+        f"{what} did not end within its timeout of {seconds:g} s: give it more time, or less to "
+        "do; error.partial is what it had written"
+    )
 
 
 def in_event_loop() -> bool:

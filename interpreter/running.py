@@ -23,6 +23,7 @@ from stemma.interpreter.options import Call
 from stemma.interpreter.run import Run, in_event_loop, timed_out
 from stemma.interpreter.state import ProgramState
 from stemma.interpreter.stream import Stream
+from stemma.interpreter.tasks import hand_on
 from stemma.interpreter.tracing import TracingExecutor, tracing_backend
 from stemma.lang.errors import Cancelled, StemmaError, Timeout
 
@@ -133,6 +134,20 @@ async def in_own_thread(work: Callable[[], T], name: str) -> T:
     return await future
 
 
+async def execute_in_thread(program: Program, state: ProgramState, call: Call) -> None:
+    """Run a plain program to the end of all branches, in a thread that it blocks while it reads."""
+    run = state._run
+    try:
+        await in_own_thread(lambda: execute(program, state, call), f"stemma-{program.name}")
+    except asyncio.CancelledError as error:
+        run.cancel(Cancelled(f"the task that ran {program.name} was cancelled"))
+        await run.until_idle().wait_async()
+        if run.stopped is not None:
+            hand_on(run.stopped, error)
+        error.state = state  # type: ignore[attr-defined]
+        raise
+
+
 def refuse_in_event_loop(name: str) -> None:
     if in_event_loop():
         raise StemmaError(f"{name} is an async program: in an event loop, `await {name}.arun(...)`")
@@ -155,6 +170,8 @@ def _raise_end(state: ProgramState, error: BaseException | None) -> None:
         return
     if isinstance(failure, Timeout) and failure.site is None:
         failure.add_note(f"no operation was under way: the time went by in the body of {run.name}")
+    if error is failure and run.stopped is not None and not isinstance(error, Exception):
+        hand_on(run.stopped, error)  # an interrupt, a cancelled task
     with suppress(AttributeError):  # an exception of somebody else's, with slots
         failure.state = state  # type: ignore[attr-defined]
     try:

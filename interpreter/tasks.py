@@ -39,13 +39,40 @@ class Tokens(Operation):
     """Ask for the ids of the branch."""
 
 
+# An error that hits a thousand branches says of so many where they were.
+MOST_NOTES = 10
+
+
 def annotate(error: BaseException, operation: Operation, label: str, partial: str) -> None:
-    """Say on the original exception where it belongs: the first branch that it hits."""
-    if getattr(error, "site", None) is not None:
-        return
-    with suppress(AttributeError):  # an exception of somebody else's, with slots
-        error.site = operation.site  # type: ignore[attr-defined]
+    """Say on the original exception where it belongs: which operation of which branch, its line,
+    and what it had written. The attributes tell of the first operation that it hits.
+    """
     name = getattr(operation, "name", None)
-    what = type(operation).__name__.lower() + (f" of {name!r}" if name else "")
-    note = f"{what} on branch {label}, queued at {operation.site}"
-    error.add_note(note + (f", after writing {partial!r}" if partial else ""))
+    with suppress(AttributeError):  # an exception of somebody else's, with slots
+        if getattr(error, "site", None) is None:
+            _set(error, site=operation.site, branch=label, variable=name)
+            if partial:
+                _set(error, partial=partial)
+        if partial:
+            partials = getattr(error, "partials", None)
+            if not isinstance(partials, dict):
+                _set(error, partials=(partials := {}))
+            partials[label] = partial
+    if len(getattr(error, "__notes__", ())) < MOST_NOTES:
+        what = type(operation).__name__.lower() + (f" of {name!r}" if name else "")
+        note = f"{what} on branch {label}, queued at {operation.site}"
+        error.add_note(note + (f", after writing {partial!r}" if partial else ""))
+
+
+def hand_on(told: BaseException, error: BaseException) -> None:
+    """Say on `error`, by which a run was interrupted, what its branches were told by `told`."""
+    with suppress(AttributeError):
+        for name in ("site", "branch", "variable", "partial", "partials"):
+            _set(error, **{name: getattr(told, name, None)})
+    for note in getattr(told, "__notes__", ()):
+        error.add_note(note)
+
+
+def _set(error: BaseException, **attributes: Any) -> None:
+    for name, value in attributes.items():
+        setattr(error, name, value)

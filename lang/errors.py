@@ -7,7 +7,9 @@ queued it (`site`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 
@@ -26,11 +28,21 @@ class Site:
 class StemmaError(Exception):
     """Base of the family.
 
-    `site` is the program line that queued the failed operation, `state` the ProgramState of the run
-    that failed; both are None where no program was involved.
+    site: the program line that queued the failed operation. branch: the label of its branch.
+    variable: the one that it would have written. state: the ProgramState of the run that failed.
+    All are None where no program was involved.
+    partial: what the operation had written until then. partials: the same by branch, of an error
+    that has hit several, as the timeout of a run does.
+
+    The same attributes are set on the errors of others that fail an operation, and a note on the
+    exception says them in words.
     """
 
     site: Site | None = None
+    branch: str | None = None
+    variable: str | None = None
+    partial: str = ""
+    partials: Mapping[str, str] = MappingProxyType({})
     state: Any = None
 
 
@@ -46,7 +58,23 @@ class UnknownVariable(StemmaError, KeyError):
 
 
 class Timeout(StemmaError, TimeoutError):
-    """A time limit passed; the work was cancelled and its cache released."""
+    """A time limit passed; the work was cancelled and its cache released. `partial` is the text
+    generated until then.
+    """
+
+
+class TooFewBranches(StemmaError):
+    """`first` or `race` did not find as many branches as were asked for.
+
+    found: those that it found, as `Forks`. errors: why others failed, by label.
+    """
+
+    def __init__(
+        self, message: str, *, found: Any = (), errors: Mapping[str, BaseException] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.found = found
+        self.errors = dict(errors or {})
 
 
 class Cancelled(StemmaError):

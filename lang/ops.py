@@ -89,7 +89,8 @@ class Gen(Operation):
     """Let the model continue.
 
     given: the fields of `params` that do not leave it to the run. reasoning: the variable that gets
-    what stands between `marks`; without marks between those of the model.
+    what stands between `marks`; without marks between those of the model. timeout: seconds from
+    where it is begun.
     """
 
     name: str | None
@@ -98,6 +99,7 @@ class Gen(Operation):
     heal: bool = True
     reasoning: str | None = None
     marks: Marks | None = None
+    timeout: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ class Select(Operation):
     name: str | None
     choices: tuple[str, ...]
     method: ChoicesMethod
+    timeout: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,7 @@ class Score(Operation):
 
     text: str
     name: str | None = None
+    timeout: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

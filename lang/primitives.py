@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NoReturn
+from math import inf
+from typing import Any, NoReturn, cast
 
 from stemma.lang.choices import ChoicesMethod, token_length_normalized
 from stemma.lang.errors import InvalidArgument, UnsupportedByBackend
@@ -66,6 +67,7 @@ def gen(
     heal: bool = True,
     reasoning: str | None = None,
     reasoning_marks: tuple[str, str] | None = None,
+    timeout: float | None = None,
 ) -> Gen | Select:
     """Let the model write; the text is the variable `name`.
 
@@ -80,6 +82,9 @@ def gen(
         `reasoning_marks`. Where the text before ends inside of them, because the chat template
         opens them, the output begins with reasoning. Stops and `max_tokens` hold for all of the
         output: a reasoning that they cut leaves the answer empty, and `meta` says why.
+    timeout: seconds from where it is begun, that is when all before it on its branch is done; then
+        it is stopped, and with it its branch, and `s[name]` raises Timeout, whose `partial` is what
+        it had written.
 
     Raises InvalidArgument for a value that cannot be meant, UnsupportedByBackend for what is not
     built yet.
@@ -138,20 +143,21 @@ def gen(
                 "out, or write a gen without choices"
             )
         method = token_length_normalized if choices_method is None else choices_method
-        return select(name, choices, temperature, method)
+        return select(name, choices, temperature, method, timeout=timeout)
     if choices_method is not None:
         raise InvalidArgument("gen(choices_method=...) needs choices=[...]")
     for key, value in unbuilt.items():
         if value is not None:
             raise UnsupportedByBackend(f"gen({key}=...) is not built yet")
+    check_timeout("gen", timeout)
     params, given = _params(settings)
     if reasoning is None:
-        return Gen(name, params, given, heal)
+        return Gen(name, params, given, heal, timeout=timeout)
     check_name("gen", reasoning, "reasoning")
     if reasoning == name:
         raise InvalidArgument(f"gen({name!r}, reasoning={reasoning!r}): needs another name")
     marks = None if reasoning_marks is None else checked_marks(reasoning_marks)
-    return Gen(name, params, given, heal, reasoning, marks)
+    return Gen(name, params, given, heal, reasoning, marks, timeout)
 
 
 def gen_int(
@@ -204,12 +210,14 @@ def select(
     choices: Iterable[str] | None = None,
     temperature: float = 0.0,
     choices_method: ChoicesMethod | str = token_length_normalized,
+    *,
+    timeout: float | None = None,
 ) -> Select:
     """Let the model choose one of `choices`; the variable `name` is the chosen text.
 
     All choices are scored in one pass; `choices_method` says how the scores decide (see
     `ChoicesMethod`). `state.meta(name)` has the log-probabilities, the scores and the probability
-    of each choice.
+    of each choice. `timeout`: as for `gen`.
 
     >>> s += "Is water wet? " + st.select("answer", ["yes", "no"])  # doctest: +SKIP
     """
@@ -241,14 +249,15 @@ def select(
         raise InvalidArgument(
             f"select(temperature={temperature!r}): a choice is decided, not drawn; must be 0"
         )
-    return Select(name, texts, ChoicesMethod(choices_method))
+    check_timeout("select", timeout)
+    return Select(name, texts, ChoicesMethod(choices_method), timeout)
 
 
-def score(text: str, name: str | None = None) -> Score:
+def score(text: str, name: str | None = None, *, timeout: float | None = None) -> Score:
     """Log-probabilities of `text` as a continuation; the branch stays as it is.
 
     The variable is a `ChoiceScore`, with `token_ids` and `logprobs`. `s.score(text)` waits for it
-    and returns it.
+    and returns it. `timeout`: as for `gen`.
 
     >>> s += "The sky is" + st.score(" blue", "blue")  # doctest: +SKIP
     """
@@ -256,7 +265,8 @@ def score(text: str, name: str | None = None) -> Score:
     if not isinstance(text, str) or not text:
         raise InvalidArgument(f"score({text!r}): must be a non-empty string")
     check_text("score", text)
-    return Score(text, name)
+    check_timeout("score", timeout)
+    return Score(text, name, timeout)
 
 
 def control(text: str) -> Text:
@@ -360,6 +370,15 @@ def check_name(what: str, name: object, parameter: str = "name") -> None:
     if name is not None and (not isinstance(name, str) or not name):
         raise InvalidArgument(
             f"{what}({parameter}={name!r}): a variable's name is a non-empty string, or None"
+        )
+
+
+def check_timeout(what: str, seconds: object) -> None:
+    """Raise InvalidArgument for what is neither a number of seconds above 0 nor None."""
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if seconds is not None and not (number and 0 < cast(float, seconds) < inf):
+        raise InvalidArgument(
+            f"{what}(timeout={seconds!r}): must be above 0 seconds, or None for no limit"
         )
 
 
