@@ -246,6 +246,6 @@ class Program(Batches):
             raise InvalidArgument("run_batch(stream=True): a batch returns finished states")
         state = open_state(self, call)
         if loop is not None and self.is_async:
-            task = LoopTask(loop, lambda: execute_async(self, state, call))
-            return Prepared(state, task.run, lambda: (state._run.cancel(), task.cancel()))
+            task = LoopTask(loop, lambda: execute_async(self, state, call), state._run.cancel)
+            return Prepared(state, task.run, task.cancel)
         return Prepared(state, lambda: execute(self, state, call), state._run.cancel)

@@ -27,7 +27,7 @@ class BatchProgress:
 
         self._console = console if console is not None else Console(stderr=True)
         self._total = total
-        self._done = self._failed = 0
+        self._done = self._failed = self._resumed = 0
         self._usage = Usage()
         self._started = self._told = time.monotonic()
         self._bar = self._make_bar()
@@ -43,12 +43,16 @@ class BatchProgress:
         else:
             self._print_line()
 
-    def advance(self, result: ProgramState | BaseException) -> None:
-        """An item has ended, with its state or its error."""
+    def advance(self, result: object, *, resumed: bool = False) -> None:
+        """An item has ended, with its state or its error.
+
+        resumed: it had ended before this batch began; what it took is not counted.
+        """
         self._done += 1
+        self._resumed += resumed
         self._failed += isinstance(result, BaseException)
         state = getattr(result, "state", None) if isinstance(result, BaseException) else result
-        if isinstance(state, ProgramState):
+        if isinstance(state, ProgramState) and not resumed:
             self._usage += state.usage
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], advance=1, told=self.rates())
@@ -62,11 +66,13 @@ class BatchProgress:
         seconds = max(time.monotonic() - self._started, 1e-9)
         usage = self._usage
         words = [
-            f"{self._done / seconds:.1f} items/s",
+            f"{(self._done - self._resumed) / seconds:.1f} items/s",
             f"{usage.output_tokens / seconds:.0f} tok/s",
         ]
         if usage.prompt_tokens:
             words.append(f"{usage.cached_tokens / usage.prompt_tokens:.0%} cached")
+        if self._resumed:
+            words.append(f"{self._resumed} resumed")
         if self._failed:
             words.append(f"{self._failed} failed")
         return ", ".join(words)

@@ -18,7 +18,7 @@ from rich.console import Console
 
 import stemma as st
 from stemma.backend.mock import MockBackend
-from stemma.interpreter.batch import depth_first
+from stemma.interpreter.batch_order import depth_first
 from stemma.interpreter.progress import BatchProgress
 from stemma.lang.errors import InvalidArgument
 

@@ -1,0 +1,95 @@
+"""Python values as JSON and back again, exactly: what a checkpoint holds of a finished state.
+
+Used by `finished.py` and `checkpoint.py`. What would come back as something else is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from typing import Any
+
+from stemma.backend.base import ChoiceScore, TokenLogprob, Usage
+from stemma.interpreter.meta import ChoiceMeta, Meta, ScoreMeta, SelectMeta
+from stemma.lang.choices import ChoicesMethod
+from stemma.lang.errors import InvalidArgument
+
+# Our own values that variables and their meta consist of.
+_RECORDS: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (ChoiceMeta, ChoiceScore, Meta, ScoreMeta, SelectMeta, TokenLogprob, Usage)
+}
+_COLLECTIONS: dict[str, type[Any]] = {each.__name__: each for each in (tuple, set, frozenset)}
+# Stands for what JSON has no form for: {"$": kind, "of": content}.
+_KIND, _CONTENT = "$", "of"
+
+
+def encode(value: Any, what: str) -> Any:
+    """The value in JSON's types. Raises InvalidArgument where it could not come back as it is.
+
+    what: names the value in the error.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else _tagged("float", repr(value))
+    if kind is list:
+        return [encode(each, what) for each in value]
+    if kind is dict:
+        if _KIND not in value and all(type(key) is str for key in value):
+            return {key: encode(each, what) for key, each in value.items()}
+        pairs = [[encode(key, what), encode(each, what)] for key, each in value.items()]
+        return _tagged("dict", pairs)
+    if kind.__name__ in _COLLECTIONS and kind is _COLLECTIONS[kind.__name__]:
+        members = [encode(each, what) for each in value]
+        return _tagged(kind.__name__, members if kind is tuple else sorted(members, key=repr))
+    if kind is _RECORDS.get(kind.__name__):
+        content = {f.name: _encode_field(getattr(value, f.name), what) for f in fields(kind)}
+        return _tagged(kind.__name__, content)
+    if kind is ChoicesMethod:
+        return _tagged("ChoicesMethod", value.value)
+    raise InvalidArgument(
+        f"{what} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot give back "
+        "as it was: make it of dicts, lists, tuples, sets, strings and numbers, as by "
+        "dataclasses.asdict or model_dump"
+    )
+
+
+def decode(value: Any) -> Any:
+    """What `encode` was given. Raises KeyError, TypeError or ValueError for what it never made."""
+    if isinstance(value, list):
+        return [decode(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if _KIND not in value:
+        return {key: decode(each) for key, each in value.items()}
+    kind, content = value[_KIND], value[_CONTENT]
+    if kind == "float":
+        return float(content)
+    if kind == "dict":
+        return {decode(key): decode(each) for key, each in content}
+    if kind in _COLLECTIONS:
+        return _COLLECTIONS[kind](decode(each) for each in content)
+    if kind == "ChoicesMethod":
+        return ChoicesMethod(content)
+    return _RECORDS[kind](**{name: _decode_field(each) for name, each in content.items()})
+
+
+# Our own values have tuples for lists, always.
+
+
+def _encode_field(value: Any, what: str) -> Any:
+    if type(value) is tuple:
+        return [_encode_field(each, what) for each in value]
+    return encode(value, what)
+
+
+def _decode_field(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_decode_field(each) for each in value)
+    return decode(value)
+
+
+def _tagged(kind: str, content: Any) -> dict[str, Any]:
+    return {_KIND: kind, _CONTENT: content}
