@@ -270,7 +270,8 @@ class Backend(ABC):
 
     reasoning_marks: what the model puts around its reasoning. control_tokens: the texts of its
     control tokens; None where the backend does not know them. max_running: how many requests it
-    works on at once; None where that has no bound.
+    works on at once; None where that has no bound. model_version: changes whenever the weights, or
+    how they are computed, do; "" where that is not known.
     """
 
     chat: ChatFormat
@@ -278,6 +279,15 @@ class Backend(ABC):
     reasoning_marks: Marks = THINK
     control_tokens: Collection[str] | None = None
     max_running: int | None = None
+    model_version: str = ""
+
+    def identity(self) -> str:
+        """What the answers depend on besides the request: the weights, and how they are computed.
+
+        Answers are kept for later (`CachedBackend`) under this. Here it is the kind of backend, and
+        the version of the weights, or of a backend without one the model's name.
+        """
+        return f"{type(self).__name__} {self.model_version or self.model_name}"
 
     def model_sampling(self) -> SamplingParams:
         """The sampling that the model's authors recommend, of backends that know it."""

@@ -49,7 +49,7 @@ class TemplatePieces:
 
     def begin(self, role: str, previous: Sequence[str]) -> str:
         """What opens a turn of `role` after turns of the roles `previous`. Raises Refused."""
-        key = (role, _recent(previous))
+        key = (role, recent(previous))
         if key not in self._begins:
             first: Refused | None = None
             for before in _contexts(previous):
@@ -201,7 +201,7 @@ def _after(end: str, text: str, before: Sequence[str]) -> str:
     return text[len(end) :]
 
 
-def _recent(previous: Sequence[str]) -> tuple[str, ...]:
+def recent(previous: Sequence[str]) -> tuple[str, ...]:
     """A short conversation that the next turn follows alike: first, last and parity stay."""
     system = tuple(previous[:1]) if previous and previous[0] == "system" else ()
     turns = tuple(previous[len(system) :])
@@ -216,12 +216,12 @@ def _contexts(previous: Sequence[str]) -> Iterator[tuple[str, ...]]:
     All of it if the short form is refused; no system turn if the template moves that behind turns
     which are written already.
     """
-    yield _recent(previous)
+    yield recent(previous)
     if len(previous) > _LONG:
         yield tuple(previous)
     others = tuple(role for role in previous if role != "system")
     if others and len(others) < len(previous):
-        yield _recent(others)
+        yield recent(others)
 
 
 def _ways_to(role: str) -> tuple[tuple[str, ...], ...]:

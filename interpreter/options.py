@@ -7,16 +7,21 @@ to a parameter of that name.
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, get_args
 
 from stemma.backend.base import Backend, CacheMode
+from stemma.backend.record_file import Recording
+from stemma.backend.replay import ReplayBackend
 from stemma.interpreter.conversation import conversation_of
 from stemma.lang.errors import InvalidArgument, UnsupportedByBackend
 from stemma.lang.ops import Chain
 from stemma.lang.sampling import SamplingParams, checked_seed
+
+RecordPath = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,9 @@ class RunOptions:
     priority: what the run is worth, the larger the dearer; for backends that look at it.
     adapter: name of the adapter to run with, of those that the backend has; runs with different
         ones share no cached state.
-    record, replay: reserved; not built yet, and refused.
+    record: a file to write down what the model is asked and what it answers, with the seed; a
+        record that is there is written anew.
+    replay: a file that was recorded, to run on instead of a backend, with the seed in it.
     """
 
     backend: Backend | None = None
@@ -46,13 +53,20 @@ class RunOptions:
     cache: CacheMode = "read-write"
     priority: int = 0
     stream: bool = False
-    record: Any = None
-    replay: Any = None
+    record: RecordPath | Recording | None = None
+    replay: RecordPath | ReplayBackend | None = None
 
     def __post_init__(self) -> None:
         for name in ("record", "replay"):
-            if getattr(self, name) is not None:
-                raise UnsupportedByBackend(f"run({name}=...) is not built yet")
+            value = getattr(self, name)
+            if not isinstance(value, str | os.PathLike | Recording | ReplayBackend | None):
+                raise InvalidArgument(f"{name}={value!r}: must be the path of a file, or None")
+        if self.replay is not None and self.record is not None:
+            raise InvalidArgument("record= and replay=: a run is recorded or played back, not both")
+        if self.replay is not None and self.backend is not None:
+            raise InvalidArgument(
+                "replay= and backend=: what plays back a record asks no backend; leave one out"
+            )
         if not isinstance(self.backend, Backend | None):
             raise InvalidArgument(f"backend={self.backend!r}: must be a Backend, or None")
         if not isinstance(self.sampling, SamplingParams | None):

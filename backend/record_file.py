@@ -1,0 +1,210 @@
+"""The file of a record: JSON lines, the first of which says what was recorded, each other one thing
+that a backend was asked and what it answered.
+
+Owns the lines. `Recording` writes them, for `recording.py`; `read_record` reads them, for
+`replay.py`.
+
+    {"stemma_record": 1, "program": "tips", "model": "...", "seed": 7, ...}
+    {"turn": "begin", "role": "user", "previous": ["system"], "text": "<|im_start|>user\n"}
+    {"prompt": "9f..", "after": "", "parts": [["literal", "The capital of France is"]]}
+    {"call": "generate", "prompt": "9f..", "ask": {"params": {...}}, "answer": {"text": ...}}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stemma.backend.base import Backend
+from stemma.backend.sent import Part, Sent
+from stemma.lang.errors import InvalidArgument, StemmaError
+
+FORMAT = 1
+_MARK = "stemma_record"
+
+Key = tuple[str, str, str]
+"""What a call is found by: its kind, its prompt, and what is asked of it, as text."""
+
+
+def key_of(call: str, prompt: str, ask: Mapping[str, Any]) -> Key:
+    return call, prompt, json.dumps(ask, sort_keys=True, default=repr)
+
+
+def as_written(ask: Mapping[str, Any]) -> dict[str, Any]:
+    """What is asked, as a record gives it back: lists for tuples."""
+    written: dict[str, Any] = json.loads(json.dumps(ask, default=repr))
+    return written
+
+
+class Recording:
+    """A record that is being written. Any thread may write; a line is in the file when it returns.
+
+    path: a record that is there is written anew; another file is refused with InvalidArgument, and
+    so is a path that cannot be written. seed: what `replay` runs with.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, seed: int | None) -> None:
+        self.path = Path(path)
+        self.seed = seed
+        self._lock = threading.Lock()
+        self._written: set[object] = set()
+        try:
+            if self.path.exists() and self.path.stat().st_size and not _is_record(self.path):
+                raise InvalidArgument(
+                    f"record={str(self.path)!r}: the file is there and is no record of Stemma's: "
+                    "name another, or remove it"
+                )
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+            self._file = os.open(self.path, flags, 0o666)
+        except OSError as error:
+            raise InvalidArgument(
+                f"record={str(self.path)!r}: cannot be written: {error.strerror or error}"
+            ) from error
+        weakref.finalize(self, os.close, self._file)
+
+    def begin(self, program: str, backend: Backend) -> None:
+        """Write the first line, if no run before has."""
+        tokens = backend.control_tokens
+        self.write_once(
+            "header",
+            {
+                _MARK: FORMAT,
+                "program": program,
+                "model": backend.model_name,
+                "seed": self.seed,
+                "reasoning_marks": backend.reasoning_marks,
+                "control_tokens": None if tokens is None else sorted(tokens),
+            },
+        )
+
+    def call(self, call: str, sent: Sent, ask: Mapping[str, Any], **answer: Any) -> None:
+        """Write a call and its answer, and before them the prompt, if that is new."""
+        prompt = sent.id
+        parts = [part.as_json() for part in sent.parts]
+        self.write_once(("prompt", prompt), {"prompt": prompt, "after": sent.after, "parts": parts})
+        self._write({"call": call, "prompt": prompt, "ask": ask, **answer})
+
+    def write_once(self, key: object, line: Mapping[str, Any]) -> None:
+        """Write a line unless one of that key was written."""
+        with self._lock:
+            if key in self._written:
+                return
+            self._written.add(key)
+            self._write_line(line)
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._write_line(line)
+
+    def _write_line(self, line: Mapping[str, Any]) -> None:
+        data = (json.dumps(line, ensure_ascii=False, default=repr) + "\n").encode()
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+        except OSError as error:
+            raise StemmaError(
+                f"the record {str(self.path)!r} cannot be written: {error.strerror or error}"
+            ) from error
+
+
+@dataclass(slots=True)
+class RecordedCall:
+    """A call of the record and its answer. line: where it stands in the file."""
+
+    call: str
+    prompt: str
+    ask: dict[str, Any]
+    answer: dict[str, Any] | None
+    error: dict[str, Any] | None
+    pieces: list[str]
+    line: int
+
+
+@dataclass(slots=True)
+class Record:
+    """What a file says.
+
+    turns: ("begin" or "end", role, roles before) -> its text, or why it is refused.
+    """
+
+    path: Path
+    program: str = ""
+    model: str = ""
+    seed: int | None = None
+    reasoning_marks: tuple[str, str] = ("", "")
+    control_tokens: list[str] | None = None
+    turns: dict[tuple[str, str, tuple[str, ...]], dict[str, str]] = field(default_factory=dict)
+    prompts: dict[str, Sent] = field(default_factory=dict)
+    calls: dict[Key, list[RecordedCall]] = field(default_factory=dict)
+
+    def text(self, sent: Sent) -> str:
+        """All the text of a prompt, from the start on."""
+        found: list[str] = []
+        while True:
+            found += (part.text for part in reversed(sent.parts))
+            if sent.after not in self.prompts:
+                return "".join(reversed(found))
+            sent = self.prompts[sent.after]
+
+
+def read_record(path: str | os.PathLike[str]) -> Record:
+    """Raises InvalidArgument for a file that is none, or not whole but for its last line."""
+    path = Path(path)
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise InvalidArgument(
+            f"replay={str(path)!r}: cannot be read: {error.strerror or error}; record one by "
+            f"run(record={str(path)!r})"
+        ) from error
+    lines.pop()  # what stands behind the last line end is half a line: the run was cut short
+    record = Record(path)
+    for number, line in enumerate(lines, 1):
+        try:
+            _take(record, json.loads(line), number)
+        except InvalidArgument:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            what = "is no record of Stemma's" if number == 1 else f"is damaged in line {number}"
+            raise InvalidArgument(
+                f"replay={str(path)!r}: the file {what} ({type(error).__name__}: {error}); record "
+                "the program again"
+            ) from error
+    if not lines:
+        raise InvalidArgument(
+            f"replay={str(path)!r}: nothing is recorded in the file; record the program again"
+        )
+    return record
+
+
+def _take(record: Record, line: dict[str, Any], number: int) -> None:
+    if number == 1:
+        if line[_MARK] > FORMAT:
+            raise InvalidArgument(
+                f"replay={str(record.path)!r}: written by a newer Stemma; record the program again"
+            )
+        record.program, record.model, record.seed = line["program"], line["model"], line["seed"]
+        opened, closed = line["reasoning_marks"]
+        record.reasoning_marks = opened, closed
+        record.control_tokens = line["control_tokens"]
+    elif "turn" in line:
+        record.turns[line["turn"], line["role"], tuple(line["previous"])] = line
+    elif "call" in line:
+        call, prompt, ask = line["call"], line["prompt"], line["ask"]
+        answer, error, pieces = line.get("answer"), line.get("error"), line.get("pieces", [])
+        found = RecordedCall(call, prompt, ask, answer, error, pieces, number)
+        record.calls.setdefault(key_of(call, prompt, ask), []).append(found)
+    else:
+        parts = tuple(map(Part.from_json, line["parts"]))
+        record.prompts[line["prompt"]] = Sent(line["after"], parts)
+
+
+def _is_record(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_MARK) + 3).decode(errors="replace") == f'{{"{_MARK}"'
