@@ -28,6 +28,7 @@ from stemma.interpreter.batch_order import BatchItem, depth_first
 from stemma.interpreter.checkpoint import Checkpoint, item_key
 from stemma.interpreter.default import default_backend
 from stemma.interpreter.progress import BatchProgress
+from stemma.interpreter.recorded import options_of_batch
 from stemma.interpreter.run import SETTLE_S
 from stemma.interpreter.running import in_own_thread
 from stemma.interpreter.state import ProgramState
@@ -99,7 +100,7 @@ class Batch:
         self._items: Iterator[tuple[int, BatchItem]] = enumerate(items)
         if isinstance(items, Sequence) and not (lazy and ordered) and self._threads > 1:
             self._items = depth_first(items)
-        self._options = options
+        self._options = options = options_of_batch(options)
         self._seed = checked_seed(options.get("seed"))
         self._drawn: int | None = None  # that of the checkpoint, where the caller gives none
         self._stop_at_error = stop_at_error
@@ -120,7 +121,8 @@ class Batch:
         self._stopped: BaseException | None = None
 
     def _open(self, checkpoint: Checkpoint, program: str, code: str) -> None:
-        backend = self._options.get("backend") or default_backend()
+        options = self._options
+        backend = options.get("replay") or options.get("backend") or default_backend()
         self._drawn = checkpoint.open(
             program=program,
             code=code,
@@ -276,7 +278,7 @@ class Batch:
         kwargs = {**given, **self._own_seed(index, own)}
         if self._checkpoint is None:
             return self._run_item(index, args, kwargs), False
-        general = {"seed", "backend"} - own.keys()
+        general = {"seed", "backend", "record", "replay"} - own.keys()
         asked = {name: value for name, value in given.items() if name not in general}
         key = item_key(index, args, asked)
         if self._checkpoint.find(index, key):

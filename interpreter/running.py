@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import secrets
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from stemma.backend.base import Namespace
 from stemma.interpreter.conversation import begin_with
-from stemma.interpreter.default import default_backend
 from stemma.interpreter.events import Event, Feed
 from stemma.interpreter.executor import Executor
 from stemma.interpreter.options import Call
+from stemma.interpreter.recorded import backend_and_seed
 from stemma.interpreter.run import Run, in_event_loop, timed_out
 from stemma.interpreter.state import ProgramState
 from stemma.interpreter.stream import Stream
@@ -40,10 +39,11 @@ def open_state(program: Program, call: Call, *, feed: Feed[Event] | None = None)
     if sampling is not None and sampling.seed is not None:
         seed = sampling.seed if seed is None else seed
         sampling = sampling.but(seed=None)
+    backend, seed = backend_and_seed(options, program.name, seed)
     run = Run(
-        tracing or options.backend or default_backend(),
+        backend,
         program.name,
-        seed=secrets.randbits(63) if seed is None else seed,
+        seed=seed,
         sampling=sampling,
         asynchronous=program.is_async,
         feed=feed,
