@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import unified_diff
 from typing import Any, TypeVar
 
@@ -119,16 +119,13 @@ class _ReplayBranch(Branch):
     def generate(self, params: SamplingParams, *, heal: bool = True) -> Generation:
         ask = asked_to_generate(params, heal=heal, namespace=self._namespace)
         found = self._backend.take("generate", self._sent, ask)
-        generation = Generation()
         if found.answer is not None:
             completion = completion_of(found.answer)
-            for piece in found.pieces or [completion.text]:
-                generation.push(piece)
+            generation = _Played(found.pieces or [completion.text])
             self._sent = self._sent.output(completion)
             generation.finish(completion)
             return generation
-        for piece in found.pieces:
-            generation.push(piece)
+        generation = _Played(found.pieces)
         error = _error(found)
         if isinstance(error, Cancelled):
             self._generation = generation
@@ -162,6 +159,19 @@ class _ReplayBranch(Branch):
     def close(self) -> None:
         if self._generation is not None:
             self._generation.cancel()
+
+
+class _Played(Generation):
+    """Listeners get the recorded pieces one by one, though all of them are there at once."""
+
+    def __init__(self, pieces: Sequence[str]) -> None:
+        super().__init__()
+        self._pieces = pieces
+
+    def subscribe(self, listener: Callable[[str], None]) -> None:
+        for piece in self._pieces:
+            if piece:
+                listener(piece)
 
 
 def _error(found: RecordedCall) -> Exception:

@@ -10,7 +10,7 @@ import pytest
 import stemma as st
 from stemma.backend.mock import MockBackend
 from stemma.interpreter.options import RUN_OPTIONS
-from stemma.lang.errors import InvalidArgument, StemmaError, UnknownVariable, UnsupportedByBackend
+from stemma.lang.errors import InvalidArgument, StemmaError, UnknownVariable
 
 
 @st.function
@@ -114,12 +114,6 @@ def test_unknown_arguments_are_named() -> None:
         capital.run(contry="France", sed=3)
     with pytest.raises(TypeError, match="country"):
         capital.run()
-
-
-@pytest.mark.parametrize("option", ["record", "replay"])
-def test_an_option_that_is_not_built_is_refused(option: str) -> None:
-    with pytest.raises(UnsupportedByBackend, match=option):
-        capital.run("France", backend=MockBackend(), **{option: "x"})
 
 
 @pytest.mark.parametrize(
