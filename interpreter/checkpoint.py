@@ -219,9 +219,11 @@ def code_key(body: Callable[..., Any]) -> str:
         inner = inner.func
     if not inspect.isroutine(inner):
         inner = type(inner).__call__
+    if getattr(inner, "__name__", "") == "<lambda>":  # whose source is the whole statement
+        return _hash(_of_code(inner.__code__).encode())
     try:
         text = ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(inner))))
-    except (OSError, TypeError, SyntaxError):  # typed in, or a lambda in the midst of a line
+    except (OSError, TypeError, SyntaxError):  # typed in, or not written in Python
         code = getattr(inner, "__code__", None)
         text = _of_code(code) if code is not None else repr(inner)
     return _hash(text.encode("utf-8", "surrogatepass"))

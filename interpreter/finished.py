@@ -31,6 +31,7 @@ def record_of(state: ProgramState) -> dict[str, Any]:
         },
         "pieces": [_of_piece(piece) for piece in state._executor.transcript],
         "usage": encode(state.usage, "usage"),
+        "own_usage": encode(sum(state._executor.transcript.usages, Usage()), "usage"),
         "seed": state.seed,
         "draws": state._executor._draws,
         "forks": state._forks,
@@ -55,11 +56,11 @@ def restore(state: ProgramState, record: dict[str, Any]) -> ProgramState:
         elif piece.kind == "end":
             state._open_role = None
     executor.transcript.own += pieces
-    executor.transcript.usages.append(usage := decode(record["usage"]))
+    executor.transcript.usages.append(decode(record["own_usage"]))
     run.seed = executor.key = record["seed"]
     executor._draws, state._forks = record["draws"], record["forks"]
     state._own.update((name, _variable(each)) for name, each in record["variables"].items())
-    run.usages.append(usage)
+    run.usages.append(decode(record["usage"]))
     run.value = decode(record["value"])
     run.finish()
     return state
