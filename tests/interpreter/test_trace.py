@@ -53,7 +53,7 @@ def _no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise AssertionError("a model was asked for")
 
-    monkeypatch.setattr("stemma.interpreter.running.default_backend", refuse)
+    monkeypatch.setattr("stemma.interpreter.recorded.default_backend", refuse)
 
 
 def test_an_outline_prints_as_a_tree() -> None:
