@@ -14,14 +14,13 @@ from functools import partial
 from stemma.backend.base import Branch, ScoredChoices, Usage
 from stemma.interpreter.dispatcher import Timer
 from stemma.interpreter.events import (
-    Event,
     Failed,
-    Feed,
     Forked,
     Selected,
     VariableFinished,
     VariableStarted,
 )
+from stemma.interpreter.feed import Feed
 from stemma.interpreter.flight import Flight
 from stemma.interpreter.landing import (
     Landing,
@@ -193,7 +192,7 @@ class Executor:
         if self._flight is flight and self.error is None and not flight.landed():
             self.stop(ran_out(flight.operation, seconds))
 
-    def listen(self, feed: Feed[Event], *, to_the_end: bool) -> None:
+    def listen(self, feed: Feed, *, to_the_end: bool) -> None:
         """Tell `feed` the whole text of the branch from its first piece on.
 
         Until all is done that is queued now, or, `to_the_end`, until the run ends.
@@ -203,7 +202,7 @@ class Executor:
             self._listeners.tell_all(feed, self.transcript, self._flight)
         if not to_the_end:
             self.when_idle(lambda: self._listeners.close(feed, self.run.failure or self.error))
-        elif self.run.finished.done:
+        elif self.run.ended.done:
             self.close_feeds()
 
     def close_feeds(self) -> None:
@@ -219,11 +218,27 @@ class Executor:
 
     def _takes_no_more(self) -> BaseException | None:
         """Why nothing more is begun here, though all that was is done."""
+        self.cancelled = self.cancelled or self._is_of_no_use()
         return self.run.cut_short() or (cancellation(self.label) if self.cancelled else None)
 
     def _release(self) -> None:
         self.released = True
+        if self._is_of_no_use():
+            self.stop(cancellation(self.label), cancelled=True)
         self.advance()
+
+    def _is_of_no_use(self) -> bool:
+        """The run has ended, and of what it goes on with here nobody can ever read anything."""
+        return (
+            self.released
+            and self.run.finished.done
+            and all(
+                child.released
+                for operation, _ in self.queue
+                if isinstance(operation, Fork)
+                for child in operation.children
+            )
+        )
 
     def _take(self) -> Task:
         self._taken = self.queue.popleft()
@@ -401,7 +416,8 @@ class Executor:
                 self._timer.cancel()
             self._timer = self.run.settle(partial(self._abandon, flight))
             self._drop((flight.operation, flight.variable), error)
-        if self._listeners:
+        # Nobody knows of a branch yet that waits for its fork.
+        if self._listeners and self.branch is not None and not self.cancelled:
             self._listeners.tell(Failed(self.label, error))
         self.transcript.failure = f"{type(error).__name__}: {error}"
         if not self.cancelled:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stemma.backend.base import Generation, Pending
-from stemma.interpreter.events import Event, Feed, TextAdded
+from stemma.interpreter.events import TextAdded
+from stemma.interpreter.feed import Feed
 from stemma.interpreter.variable import Variable
 from stemma.lang.ops import Gen, Score, Select
 from stemma.lang.reasoning import Marks, Part, ReasoningSplit
@@ -24,7 +25,7 @@ class Relay:
 
     __slots__ = ("branch", "feed", "flight", "length", "split")
 
-    def __init__(self, feed: Feed[Event], branch: str, flight: Flight) -> None:
+    def __init__(self, feed: Feed, branch: str, flight: Flight) -> None:
         self.feed, self.branch, self.flight = feed, branch, flight
         self.split = flight.new_split()
         self.length = 0
@@ -89,7 +90,7 @@ class Flight:
                 self.cancel()
         return self._landed == len(self.handles)
 
-    def relay_to(self, feed: Feed[Event], branch: str) -> None:
+    def relay_to(self, feed: Feed, branch: str) -> None:
         """Tell `feed` the text as it grows. Only a generation has any before it lands."""
         if (generation := self.generation()) is not None:
             relay = Relay(feed, branch, self)

@@ -5,7 +5,8 @@ Owned by an executor, used on the dispatcher's thread. Only generations speak fr
 
 from __future__ import annotations
 
-from stemma.interpreter.events import Event, Feed, TextAdded, VariableFinished
+from stemma.interpreter.events import Event, TextAdded, VariableFinished
+from stemma.interpreter.feed import Feed
 from stemma.interpreter.flight import Flight
 from stemma.interpreter.transcript import Transcript
 
@@ -15,10 +16,10 @@ class Listeners:
 
     __slots__ = ("_label", "_of_run", "_readers")
 
-    def __init__(self, label: str, of_run: Feed[Event] | None) -> None:
+    def __init__(self, label: str, of_run: Feed | None) -> None:
         self._label = label
         self._of_run = of_run
-        self._readers: list[Feed[Event]] = []
+        self._readers: list[Feed] = []
 
     def __bool__(self) -> bool:
         return self._of_run is not None or bool(self._readers)
@@ -44,7 +45,7 @@ class Listeners:
         for feed in self._readers:
             flight.relay_to(feed, self._label)
 
-    def add(self, feed: Feed[Event]) -> None:
+    def add(self, feed: Feed) -> None:
         """A reader of this branch only."""
         self._readers.append(feed)
 
@@ -53,7 +54,7 @@ class Listeners:
         for feed in self._readers:
             self.tell_all(feed, transcript, flight)
 
-    def tell_all(self, feed: Feed[Event], transcript: Transcript, flight: Flight | None) -> None:
+    def tell_all(self, feed: Feed, transcript: Transcript, flight: Flight | None) -> None:
         """Tell one reader everything up to now, and the generation under way."""
         for piece in transcript:
             if piece.text:
@@ -63,7 +64,7 @@ class Listeners:
         if flight is not None:
             flight.relay_to(feed, self._label)
 
-    def close(self, feed: Feed[Event], error: BaseException | None) -> None:
+    def close(self, feed: Feed, error: BaseException | None) -> None:
         """Nothing more for that reader."""
         if feed in self._readers:
             self._readers.remove(feed)

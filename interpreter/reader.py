@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stemma.backend.base import ChoiceScore, Usage
-from stemma.interpreter.events import Event, Feed, TextAdded, VariableFinished
+from stemma.interpreter.events import Event, TextAdded, VariableFinished
 from stemma.interpreter.executor import Executor
+from stemma.interpreter.feed import Feed
 from stemma.interpreter.picture import Picture, picture_of
 from stemma.interpreter.run import Run, cancellation
 from stemma.interpreter.tasks import Define, Tokens
@@ -128,12 +129,17 @@ class BranchReader:
 
     async def get(self, name: str) -> Any:
         """`await s.get("x")` is `s["x"]` for async programs."""
+        if name not in self and self._run.is_outside():
+            await self._run.ended.wait_async()
         await self._variable(name).wait_async()
         return self[name]
 
     async def wait(self) -> None:
         """Wait, in an async program, until everything queued on this branch is done."""
+        if self._run.is_outside():
+            await self._run.ended.wait_async()
         await self._executor.until_idle().wait_async()
+        self._raise_run_failure()
         self._raise_failure()
 
     # Reading the whole
@@ -207,8 +213,8 @@ class BranchReader:
             return _Pick(name, skip=max(0, variable.told - 1) if variable is not None else 0)
         return _Pick(name, skip=variable.told + 1)  # it is read whole at the end
 
-    def _listen(self) -> Feed[Event]:
-        feed: Feed[Event] = Feed()
+    def _listen(self) -> Feed:
+        feed: Feed = Feed()
         outside = self._run.is_outside()
         self._run.dispatcher.call(lambda: self._executor.listen(feed, to_the_end=outside))
         return feed
@@ -237,7 +243,7 @@ class BranchReader:
     def usage(self) -> Usage:
         """Tokens and time: on the main branch of the whole run, on another of its own work."""
         if self._run.is_outside():
-            self._run.finished.wait()
+            self._run.wait(self._run.ended)
         usages = self._run.usages if self._executor.main else self._executor.transcript.usages
         return sum(usages, Usage())
 
@@ -255,7 +261,7 @@ class BranchReader:
     def value(self) -> Any:
         """What the program returned; None while it runs."""
         if self._run.is_outside():
-            self._run.finished.wait()
+            self._run.wait(self._run.ended)
         self._raise_run_failure()
         return self._run.value
 
@@ -303,7 +309,7 @@ class BranchReader:
     def _variable(self, name: str) -> Variable:
         variable = self._own.get(name) or self._inherited.get(name)
         if variable is None and self._run.is_outside():
-            self._run.finished.wait()
+            self._run.wait(self._run.ended)
             variable = self._own.get(name) or self._inherited.get(name)
         if variable is None:
             self._raise_run_failure()
@@ -325,7 +331,7 @@ class BranchReader:
     def _wait_until_idle(self) -> None:
         """Wait until everything queued is done, well or not."""
         if self._run.is_outside():
-            self._run.finished.wait()
+            self._run.wait(self._run.ended)
         if not self._executor.is_idle():
             self._run.wait(self._executor.until_idle())
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import threading
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from stemma.backend.base import Backend, Usage
 from stemma.interpreter.dispatcher import Timer, dispatcher
-from stemma.interpreter.events import Ended, Event, Feed
+from stemma.interpreter.events import Ended
+from stemma.interpreter.feed import Feed
 from stemma.interpreter.transcript import Transcript
 from stemma.interpreter.untold import Untold
 from stemma.interpreter.variable import Variable
@@ -32,6 +33,10 @@ SETTLE_S = 10.0
 RECORDED_BRANCHES = 10_000
 
 
+# Of a streamed run, in the context of its body.
+_inside: ContextVar[Run | None] = ContextVar("stemma_run", default=None)
+
+
 class Run:
     """What all branches of a run share.
 
@@ -39,8 +44,10 @@ class Run:
     seed: of the run; every branch and operation derives its own.
     sampling: defaults of its generations.
     feed: the events, where somebody may read them.
-    background: id of the thread that runs the body of a streamed run: all others wait for it.
-    finished: resolved when the run has ended, well or not.
+    background: it is streamed: its body runs for itself, and all others wait for it.
+    finished: resolved when the run has ended, well or not. ended: when those outside need not wait
+        any more, be it that the body of a cancelled run still sleeps. stopping: when it is
+        cancelled.
     stopped: why the run was cancelled. failure: what the end of a streamed run has raised, for all
         who read it.
     untold: failures that no caller is there to raise to.
@@ -56,7 +63,7 @@ class Run:
         seed: int,
         sampling: SamplingParams | None = None,
         asynchronous: bool = False,
-        feed: Feed[Event] | None = None,
+        feed: Feed | None = None,
     ) -> None:
         self.backend = backend
         self.name = name
@@ -64,9 +71,11 @@ class Run:
         self.sampling = sampling
         self.asynchronous = asynchronous
         self.feed = feed
-        self.background: int | None = None
+        self.background = False
         self.dispatcher = dispatcher()
         self.finished = Variable()
+        self.ended = Variable()
+        self.stopping = Variable()
         self.stopped: BaseException | None = None
         self.failure: BaseException | None = None
         self.value: Any = None
@@ -121,7 +130,19 @@ class Run:
 
     def limit_time(self, seconds: float) -> None:
         """Cancel everything after `seconds`."""
-        self._timer = self.dispatcher.call_in(seconds, lambda: self._stop(timed_out(seconds)))
+        self._timer = self.dispatcher.call_in(seconds, lambda: self._interrupt(timed_out(seconds)))
+
+    def interrupt(self, error: BaseException) -> None:
+        """`cancel` from outside: readers of a streamed run are told when its branches have let go,
+        whatever its body still does.
+        """
+        self.dispatcher.call(lambda: self._interrupt(error))
+
+    def _interrupt(self, error: BaseException) -> None:
+        self._stop(error)
+        if self.stopped is error and self.background:
+            self.failure = error
+            _count_down(list(self.executors), self._end_for_readers)
 
     def cancel(self, error: BaseException | None = None) -> None:
         """Stop all branches; what is unfinished raises `error`. Harmless after the end."""
@@ -139,6 +160,7 @@ class Run:
             self.stopped = error
             for executor in list(self.executors):
                 executor.stop(error)
+            self.stopping.finish()
 
     def settle(self, job: Callable[[], object]) -> Timer:
         """Do `job` when a backend has had the time to let go."""
@@ -172,12 +194,13 @@ class Run:
         if self._timer is not None:
             self._timer.cancel()
         # Of other runs the caller has it: a state that held it, and is held by it, would live on.
-        self.failure = failure if self.background is not None else None
+        if self.background and self.failure is None:
+            self.failure = failure
         self._failures.clear()
         self.finished.finish()
         if self.failure is not None:
             self._note_untold(self.failure)
-        self.dispatcher.call(self._close_feeds)
+        self.dispatcher.call(self._end_for_readers)
 
     def _note_untold(self, error: BaseException) -> None:
         """First noted, then looked: a reader that is told meanwhile does it the other way round."""
@@ -185,21 +208,22 @@ class Run:
         if self.was_seen(error) or (self.stopped is not None and self.was_seen(self.stopped)):
             self.untold.told(error)
 
-    def _close_feeds(self) -> None:
+    def _end_for_readers(self) -> None:
         for executor in list(self.executors):
             executor.close_feeds()
         if self.feed is not None:
             if self.failure is None:
                 self.feed.put(Ended(self.name, self.value))
             self.feed.close(self.failure)
+        self.ended.finish()
+
+    def enter(self) -> None:
+        """The body of a streamed run begins in this context."""
+        _inside.set(self)
 
     def is_outside(self) -> bool:
-        """True in a thread that looks at a streamed run from outside while its body still runs."""
-        return (
-            self.background is not None
-            and not self.finished.done
-            and threading.get_ident() != self.background
-        )
+        """True for whoever looks at a streamed run from outside while its body still runs."""
+        return self.background and not self.ended.done and _inside.get() is not self
 
 
 def _count_down(executors: Iterable[Executor], done: Callable[[], object]) -> None:

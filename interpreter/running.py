@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from stemma.backend.base import Namespace
 from stemma.interpreter.conversation import begin_with
-from stemma.interpreter.events import Event, Feed
 from stemma.interpreter.executor import Executor
+from stemma.interpreter.feed import Feed
 from stemma.interpreter.options import Call
 from stemma.interpreter.recorded import backend_and_seed
-from stemma.interpreter.run import Run, in_event_loop, timed_out
+from stemma.interpreter.run import Run, in_event_loop
 from stemma.interpreter.state import ProgramState
 from stemma.interpreter.stream import Stream
 from stemma.interpreter.tasks import hand_on
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def open_state(program: Program, call: Call, *, feed: Feed[Event] | None = None) -> ProgramState:
+def open_state(program: Program, call: Call, *, feed: Feed | None = None) -> ProgramState:
     """A state to run the body on; inside of a trace one that asks no model."""
     options, tracing = call.options, tracing_backend()
     sampling, seed = options.sampling, options.seed
@@ -72,39 +72,99 @@ def execute(program: Program, state: ProgramState, call: Call) -> None:
 
 async def execute_async(program: Program, state: ProgramState, call: Call) -> None:
     """Run an async program to the end of all branches, in this event loop."""
-    run, seconds = state._run, call.options.timeout
-    # The run's own limit fails its variables; this one also ends other waiting: sleep().
-    limit = asyncio.timeout(seconds)
+    run = state._run
+    interruption = _Interruption(run)
     try:
-        async with limit:
-            run.value = await _begin(program, state, call)
-            await run.until_idle().wait_async()
+        run.value = await _begin(program, state, call)
+        await run.until_idle().wait_async()
     except BaseException as error:
-        if limit.expired() and seconds is not None:
-            run.cancel(timed_out(seconds))
+        ours = interruption.end(error)
         run.cancel(_cut_short(program.name, error))
         await run.until_idle().wait_async()
-        _raise_end(state, error)
+        _raise_end(state, run.stopped if ours else error)
+    interruption.end()
     _raise_end(state, run.unread_failure())
+
+
+class _Interruption:
+    """Cancels this task when its run is stopped: the body may wait for something that is not the
+    run's, for a sleep perhaps.
+    """
+
+    def __init__(self, run: Run) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task: asyncio.Task[Any] | None = task  # only while the body runs
+        self._before = task.cancelling()
+        self._cancelled = False
+        loop = asyncio.get_running_loop()
+
+        def stop() -> None:  # from the dispatcher's thread
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._cancel)
+
+        run.stopping.on_done(stop)
+
+    def _cancel(self) -> None:
+        if self._task is not None and not self._cancelled:
+            self._cancelled = True
+            self._task.cancel()
+
+    def end(self, error: BaseException | None = None) -> bool:
+        """The body has ended; True if it was by this."""
+        task, self._task = self._task, None
+        alone = task is not None and self._cancelled and task.uncancel() <= self._before
+        return alone and isinstance(error, asyncio.CancelledError)
 
 
 def execute_in_background(program: Program, call: Call) -> Stream:
     """Start a run in a thread of its own."""
-    feed: Feed[Event] = Feed()
-    state = open_state(program, call, feed=feed)
-    started = threading.Event()
+    state, feed = _open_stream(program, call)
 
     def body() -> None:
-        state._run.background = threading.get_ident()
-        started.set()
+        state._run.enter()
         with suppress(BaseException):  # readers of the feed and of the state raise it
             execute(program, state, call)
 
+    stream = Stream(state.for_readers(), feed)
+    _start_thread(body, f"stemma-{program.name}")
+    return stream
+
+
+def execute_in_loop(program: Program, call: Call) -> Stream:
+    """Start a run of an async program as a task of this event loop."""
+    if not in_event_loop():
+        raise StemmaError(
+            f"{program.name}.astream: no event loop is running here: write `async for` in an async "
+            f"function, or {program.name}.stream(...)"
+        )
+    state, feed = _open_stream(program, call)
+
+    async def body() -> None:
+        state._run.enter()
+        with suppress(Exception):  # readers of the feed and of the state raise it
+            await execute_async(program, state, call)
+
+    stream = Stream(state.for_readers(), feed)
+    task = asyncio.get_running_loop().create_task(body(), name=f"stemma-{program.name}")
+    _tasks.add(task)  # a loop refers to its tasks weakly
+    task.add_done_callback(_tasks.discard)
+    return stream
+
+
+_tasks: set[asyncio.Task[None]] = set()
+
+
+def _open_stream(program: Program, call: Call) -> tuple[ProgramState, Feed]:
+    feed = Feed()
+    state = open_state(program, call, feed=feed)
+    state._run.background = True
+    return state, feed
+
+
+def _start_thread(target: Callable[[], object], name: str) -> None:
     context = contextvars.copy_context()
-    name = f"stemma-{program.name}"
-    threading.Thread(target=context.run, args=(body,), name=name, daemon=True).start()
-    started.wait()
-    return Stream(state, feed)
+    threading.Thread(target=context.run, args=(target,), name=name, daemon=True).start()
 
 
 async def in_own_thread(work: Callable[[], T], name: str) -> T:
@@ -129,8 +189,7 @@ async def in_own_thread(work: Callable[[], T], name: str) -> T:
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle, result, error)
 
-    context = contextvars.copy_context()
-    threading.Thread(target=context.run, args=(target,), name=name, daemon=True).start()
+    _start_thread(target, name)
     return await future
 
 

@@ -18,7 +18,7 @@ from stemma.interpreter.run import Run
 from stemma.interpreter.sglang_names import SglangNames
 from stemma.interpreter.tasks import Fork, Task
 from stemma.interpreter.variable import Variable
-from stemma.lang.errors import InvalidArgument, UnsupportedByBackend
+from stemma.lang.errors import Cancelled, InvalidArgument, UnsupportedByBackend
 from stemma.lang.ops import (
     Expr,
     Gen,
@@ -58,10 +58,22 @@ class ProgramState(SglangNames):
         self._open_role: str | None = None
         self._forks = 0
         self._original: ProgramState | None = None
+        self._life = _Life()
         # By a weak reference: an error that the executor keeps has a state, this one perhaps.
-        weakref.finalize(self, _release, weakref.ref(executor)).atexit = False
+        weakref.finalize(self._life, _release, weakref.ref(executor)).atexit = False
         if executor.main:
-            weakref.finalize(self, run.untold.warn)
+            weakref.finalize(self._life, run.untold.warn)
+
+    def for_readers(self) -> ProgramState:
+        """The same state for those outside of a streamed run, whose body has this one: what is done
+        to one is done to both. When it goes out of use while the run goes on, that is cancelled.
+        """
+        other = object.__new__(type(self))
+        other.__dict__ = self.__dict__
+        reason = "its stream and its state are gone: keep one of them as long as it is to go on"
+        error = Cancelled(f"nobody can read the run of {self._run.name} any more, for {reason}")
+        weakref.finalize(other, self._run.interrupt, error).atexit = False
+        return other
 
     def __repr__(self) -> str:
         return f"<ProgramState {self.label} with {', '.join(self.variables()) or 'no variables'}>"
@@ -237,6 +249,12 @@ class ProgramState(SglangNames):
     def cancel(self) -> None:
         """Stop this branch: what is unfinished raises Cancelled. The run does not fail by it."""
         self._executor.cancel()
+
+
+class _Life:
+    """Ends when nobody has the state any more."""
+
+    __slots__ = ("__weakref__",)
 
 
 def _release(reference: weakref.ref[Executor]) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 
-from stemma.interpreter.events import Event, Feed
+from stemma.interpreter.events import Event
+from stemma.interpreter.feed import Feed
 from stemma.interpreter.state import ProgramState
+from stemma.lang.errors import Cancelled
 
 
 class Stream:
@@ -13,12 +15,16 @@ class Stream:
     the first on.
 
     Iterating raises the program's error at its end. `state` is the run's state; its reads wait.
+    Closing the stream stops the run, as does the end of its `with` block. So does losing it: where
+    neither the stream nor its state nor a reader of them is there any more, as after a `break` out
+    of `for event in program.stream(...)`, nothing is computed on.
 
-    >>> async for event in tips.stream(topic="sleep"):  # doctest: +SKIP
-    ...     print(event)
+    >>> with tips.stream(topic="sleep") as stream:  # doctest: +SKIP
+    ...     for event in stream:
+    ...         print(event)
     """
 
-    def __init__(self, state: ProgramState, feed: Feed[Event]) -> None:
+    def __init__(self, state: ProgramState, feed: Feed) -> None:
         self.state = state
         self._feed = feed
 
@@ -41,5 +47,27 @@ class Stream:
             raise
 
     def cancel(self) -> None:
-        """Stop the run; readers then raise Cancelled."""
-        self.state._run.cancel()
+        """Stop the run, without waiting; readers then raise Cancelled. Harmless after the end."""
+        self.state._run.interrupt(Cancelled("the stream was cancelled"))
+
+    def close(self) -> None:
+        """Stop the run and wait until the backend has let go of its work."""
+        self.cancel()
+        self.state._run.until_idle().wait()
+
+    async def aclose(self) -> None:
+        """`close` for async code."""
+        self.cancel()
+        await self.state._run.until_idle().wait_async()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Stream:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()

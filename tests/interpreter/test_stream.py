@@ -12,7 +12,7 @@ import pytest
 
 import stemma as st
 from stemma.backend.mock import Broken, MockBackend
-from stemma.interpreter.events import Feed
+from stemma.interpreter.feed import Feed
 from stemma.lang.errors import Cancelled, UnknownVariable
 
 
@@ -230,10 +230,10 @@ def test_a_slow_reader_holds_nobody_up() -> None:
 
 
 def test_a_feed_ends_for_readers_that_come_after_it_closed() -> None:
-    feed: Feed[int] = Feed()
-    feed.put(1)
+    feed, event = Feed(), st.TextAdded("b", "a")
+    feed.put(event)
     feed.close(ZeroDivisionError())
     reader = iter(feed)
-    assert next(reader) == 1
+    assert next(reader) is event
     with pytest.raises(ZeroDivisionError):
         next(reader)
