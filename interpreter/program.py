@@ -24,6 +24,7 @@ from stemma.interpreter.running import (
     execute,
     execute_async,
     execute_in_background,
+    execute_in_loop,
     execute_in_thread,
     open_state,
     refuse_in_event_loop,
@@ -188,7 +189,7 @@ class Program(Batches):
         """
         call = self._take_apart(args, kwargs)
         if call.options.stream:
-            raise InvalidArgument("arun(stream=True): use `async for event in program.stream(...)`")
+            raise InvalidArgument("arun(stream=True): `async for event in program.astream(...)`")
         state = open_state(self, call)
         if self.is_async:
             await execute_async(self, state, call)
@@ -204,6 +205,17 @@ class Program(Batches):
         ...         print(event.text, end="", flush=True)
         """
         return execute_in_background(self, self._take_apart(args, kwargs))
+
+    def astream(self, *args: Any, **kwargs: Any) -> Stream:
+        """`stream` for async code: an async program runs as a task of this event loop, and may use
+        what belongs to the loop; a plain one runs in a thread of its own.
+
+        >>> async with tips.astream(topic="sleep") as stream:  # doctest: +SKIP
+        ...     async for event in stream:
+        ...         print(event)
+        """
+        call = self._take_apart(args, kwargs)
+        return (execute_in_loop if self.is_async else execute_in_background)(self, call)
 
     def trace(self, *args: Any, **kwargs: Any) -> Trace:
         """An outline of the program, without a model: a tree of its operations, which prints.
