@@ -49,6 +49,7 @@ class Usage:
     the model for this request.
     forced_tokens: output tokens that a constraint left no choice about. ttft_s: time to first
     token. Added up, ttft_s is the smallest and total_s the sum.
+    cached_responses: requests that a `CachedBackend` had the whole answer to.
     """
 
     prompt_tokens: int = 0
@@ -58,6 +59,7 @@ class Usage:
     output_tokens: int = 0
     ttft_s: float | None = None
     total_s: float = 0.0
+    cached_responses: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         firsts = [t for t in (self.ttft_s, other.ttft_s) if t is not None]
