@@ -67,13 +67,16 @@ from stemma.lang.primitives import (
 from stemma.lang.sampling import SamplingParams
 
 if TYPE_CHECKING:
+    from stemma.backend.caching import CachedBackend as CachedBackend
     from stemma.backend.local.backend import LocalBackend as LocalBackend
     from stemma.backend.mock import MockBackend as MockBackend
+    from stemma.backend.response_cache import ResponseCache as ResponseCache
 
 __all__ = [
     "Anthropic",
     "Backend",
     "Branch",
+    "CachedBackend",
     "ChoiceMeta",
     "ChoiceScore",
     "ChoicesMethod",
@@ -97,6 +100,7 @@ __all__ = [
     "Picture",
     "Program",
     "ProgramState",
+    "ResponseCache",
     "Runtime",
     "RuntimeEndpoint",
     "SamplingParams",
@@ -154,6 +158,14 @@ def __getattr__(name: str) -> Any:
         from stemma.backend.mock import MockBackend
 
         return MockBackend
+    if name == "CachedBackend":
+        from stemma.backend.caching import CachedBackend
+
+        return CachedBackend
+    if name == "ResponseCache":
+        from stemma.backend.response_cache import ResponseCache
+
+        return ResponseCache
     if name == "__version__":
         from importlib.metadata import version
 
