@@ -11,6 +11,7 @@ import itertools
 import reprlib
 import secrets
 import threading
+import time
 from collections.abc import (
     AsyncGenerator,
     Callable,
@@ -43,6 +44,9 @@ Result = Any  # a state, or an exception; of a checkpoint with records of its ow
 AUTO_THREADS = 256
 # Seconds before an item is tried again, twice as long each time.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
+
+# As SETTLE_S, where a person waits.
+INTERRUPT_S = 2.0
 
 # How an error names its item.
 _SHORT = reprlib.Repr()
@@ -143,7 +147,7 @@ class Batch:
                     yield taken
             except BaseException as error:  # Ctrl-C, or the reader has had enough
                 self._stop(error)
-                _join(threads, 0 if isinstance(error, GeneratorExit) else SETTLE_S)
+                _join(threads, _patience(error))
                 raise
             _join(threads)
         if self._stopped is not None:
@@ -356,10 +360,18 @@ def _threads(concurrency: Concurrency, backend: Any) -> int:
 
 
 def _join(threads: list[threading.Thread], seconds: float | None = None) -> None:
-    """Wait for the threads, each that was started, so long."""
+    """Wait for the threads that were started, so long at most."""
+    end = None if seconds is None else time.monotonic() + seconds
     for thread in threads:
         if thread.ident is not None:
-            thread.join(seconds)
+            thread.join(None if end is None else max(0.0, end - time.monotonic()))
+
+
+def _patience(error: BaseException) -> float:
+    """How long those that were stopped may take to end, in seconds."""
+    if isinstance(error, GeneratorExit):
+        return 0.0
+    return INTERRUPT_S if isinstance(error, KeyboardInterrupt) else SETTLE_S
 
 
 def _has_seed(options: Mapping[str, Any]) -> bool:

@@ -38,9 +38,9 @@ _CHANGE_NO_TEXT = {"timeout", "salt", "cache", "priority", "stream", "record", "
 class Checkpoint:
     """Records of finished items, read when it is opened and added to as they finish.
 
-    path: the file; it is made where it is not there. encode: the record of a finished state, in
-    JSON's types. decode: a state that was opened for the item, and such a record, as the item's
-    result.
+    path: the file; it is made where it is not there. seed: of the batch, once it is open.
+    encode: the record of a finished state, in JSON's types.
+    decode: a state that was opened for the item, and such a record, as the item's result.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Checkpoint:
         decode: Callable[[ProgramState, Any], Any] = restore,
     ) -> None:
         self.path = Path(path)
+        self.seed: int | None = None
         self._encode, self._decode = encode, decode
         self._lock = threading.Lock()
         self._file: BinaryIO | None = None
@@ -74,14 +75,15 @@ class Checkpoint:
             lines = self._whole_lines(file)
             told = {"program": program, "code": code, "model": model}
             if not lines:
-                seed = new_seed if seed is None else seed
-                self._write({"stemma_batch": FORMAT, **told, "seed": seed})
-                return seed
+                self.seed = new_seed if seed is None else seed
+                self._write({"stemma_batch": FORMAT, **told, "seed": self.seed})
+                return self.seed
             recorded = self._loaded(lines[0], 1)
             self._check_same(recorded, told if seed is None else {**told, "seed": seed})
             for number, line in enumerate(lines[1:], 2):
                 self._note(number, self._loaded(line, number))
-            return int(recorded["seed"])
+            self.seed = int(recorded["seed"])
+            return self.seed
         except BaseException:
             self.close()
             raise

@@ -13,11 +13,19 @@ import typer
 from stemma.commands.command import Command, Group
 from stemma.commands.endings import errors_told
 from stemma.commands.settings import (
+    BatchSettings,
+    CheckpointFile,
+    Concurrency,
+    Fresh,
     Html,
     Json,
+    Keep,
     KvTokens,
+    Limit,
     MaxTokens,
     Model,
+    Out,
+    Retries,
     RunSettings,
     Seed,
     Show,
@@ -42,6 +50,7 @@ app = typer.Typer(
   stemma demo                          [dim]see what it is about[/]
   stemma run tips.py --topic sleep     [dim]run a program with an argument[/]
   stemma run tips.py --help            [dim]see the arguments it takes[/]
+  stemma batch tips.py topics.csv      [dim]run it for each row of a file[/]
   stemma tree tips.py --html out.html  [dim]see what the cache kept and reused[/]
   stemma chat -m path/or/hub-id        [dim]talk to a model[/]
   stemma doctor --load                 [dim]try whether all is well[/]
@@ -105,6 +114,55 @@ def run(
     from stemma.commands.run import run_target
 
     run_target(target, context.args, settings)
+
+
+@app.command(cls=Command)
+def batch(
+    target: Target,
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="The rows: a .csv or .jsonl file, or - for JSON lines on standard input. Its "
+            "columns are the program's arguments.",
+            show_default=False,
+        ),
+    ],
+    out: Out = "-",
+    concurrency: Concurrency = "auto",
+    retries: Retries = 0,
+    limit: Limit = None,
+    keep: Keep = None,
+    checkpoint: CheckpointFile = None,
+    fresh: Fresh = False,
+    model: Model = None,
+    seed: Seed = None,
+    timeout: Timeout = None,
+    temperature: Temperature = None,
+    max_tokens: MaxTokens = None,
+) -> None:
+    """Run a program once for each row of a file, many at a time.
+
+    The results are in the order of the rows. A batch that was interrupted goes on where it was when
+    the same command is given again; the timeout is each row's own.
+    """
+    settings = BatchSettings(
+        model,
+        seed,
+        timeout,
+        temperature,
+        max_tokens,
+        out,
+        concurrency,
+        retries,
+        limit,
+        tuple(keep or ()),
+        checkpoint,
+        fresh,
+    )
+    from stemma.commands.batch import run_rows
+
+    run_rows(target, data, settings)
 
 
 @app.command(cls=Command, options_metavar="[OPTIONS]", context_settings=BEFORE_A_PROGRAM)

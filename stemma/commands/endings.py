@@ -24,8 +24,8 @@ def errors_told(program: Path | None = None) -> Iterator[None]:
     try:
         yield
     except StemmaError as error:
-        site = error.site or _site_in(program, error)
-        place = f"{_shown(site)}: " if site is not None else ""
+        site = site_of(program, error)
+        place = f"{shown(site)}: " if site is not None else ""
         typer.echo(f"{_red('error:')} {place}{error}", err=True)
         if site is not None and (line := linecache.getline(site.file, site.line).strip()):
             typer.echo(f"    {site.line} | {line}", err=True)
@@ -41,14 +41,18 @@ def _red(text: str) -> str:
     return typer.style(text, fg="red", bold=True)
 
 
-def _site_in(program: Path | None, error: BaseException) -> Site | None:
-    """The innermost line of the user's file that the error came through."""
+def site_of(program: Path | None, error: BaseException) -> Site | None:
+    """Where its operation was queued, else the innermost line of the user's file that the error
+    came through.
+    """
+    if isinstance(site := getattr(error, "site", None), Site):
+        return site
     frames = traceback.extract_tb(error.__traceback__)
     ours = [f for f in frames if program is not None and f.filename == str(program)]
     return Site(ours[-1].filename, ours[-1].lineno or 0, ours[-1].name) if ours else None
 
 
-def _shown(site: Site) -> str:
+def shown(site: Site) -> str:
     """The place, with its path as short as it can be said from here."""
     with suppress(ValueError):  # another drive than the current folder's
         relative = os.path.relpath(site.file)

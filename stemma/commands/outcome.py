@@ -1,4 +1,4 @@
-"""A run as one JSON object: what `stemma run --json` prints."""
+"""A run as one JSON object: what `stemma run --json` prints, and in part `stemma batch`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from stemma.interpreter.events import Failed, Forked, TextAdded, VariableFinished
+from stemma.interpreter.state import ProgramState
 from stemma.interpreter.stream import Stream
 from stemma.lang.errors import StemmaError
 
@@ -34,12 +35,9 @@ def outcome(stream: Stream) -> dict[str, Any]:
     written = follow(stream)
     state = stream.state
     errors = {label: branch.error for label, branch in written.items() if branch.error is not None}
-    variables: dict[str, Any] = {}
-    for name in state.variables():
-        try:
-            variables[name] = as_json(state[name])
-        except StemmaError as error:
-            variables[name], errors[state.label] = None, str(error)
+    variables, unreadable = read_variables(state)
+    if unreadable is not None:
+        errors[state.label] = str(unreadable)
     return {
         "value": as_json(state.value),
         "variables": variables,
@@ -52,6 +50,20 @@ def outcome(stream: Stream) -> dict[str, Any]:
         "usage": asdict(state.usage),
         "seed": state.seed,
     }
+
+
+def read_variables(state: ProgramState) -> tuple[dict[str, Any], StemmaError | None]:
+    """Those of the program's own branch, in JSON's types; None for one that cannot be read, and why
+    the last of these cannot.
+    """
+    variables: dict[str, Any] = {}
+    unreadable: StemmaError | None = None
+    for name in state.variables():
+        try:
+            variables[name] = as_json(state[name])
+        except StemmaError as error:
+            variables[name], unreadable = None, error
+    return variables, unreadable
 
 
 def follow(stream: Stream) -> dict[str, Written]:

@@ -69,17 +69,17 @@ def _run(program: Program, arguments: Mapping[str, Any], settings: RunSettings) 
 
 
 @contextmanager
-def stdout_on_stderr() -> Iterator[None]:
+def stdout_on_stderr() -> Iterator[int]:
     """What is printed goes to standard error, also by the processes that a program starts.
 
-    Nothing of it must get between the braces of --json.
+    Nothing of it must get between the braces of --json. Gives the descriptor of standard output.
     """
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
     try:
         with redirect_stdout(sys.stderr):
-            yield
+            yield kept
     finally:
         os.dup2(kept, 1)
         os.close(kept)

@@ -5,12 +5,14 @@ Declared once, for the command line of `app.py` and for that of a program.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from stemma.commands.table import delimiter_of
 from stemma.lang.errors import InvalidArgument
 from stemma.lang.sampling import SamplingParams
 
@@ -105,6 +107,60 @@ KvTokens = Annotated[
 ]
 
 
+Out = Annotated[
+    str,
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="<file>",
+        help="Where the results go: a .jsonl or .csv file, or - for standard output.",
+    ),
+]
+Concurrency = Annotated[
+    str,
+    typer.Option(
+        "--concurrency",
+        metavar="<int>",
+        help="The most rows at work at once; auto is as many as the engine runs requests.",
+    ),
+]
+Retries = Annotated[
+    int,
+    typer.Option(
+        "--retries",
+        metavar="<int>",
+        min=0,
+        help="How often a row is tried again after a timeout, a lost connection and the like.",
+    ),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        "--limit", metavar="<int>", min=1, help="Only the first so many rows.", show_default=False
+    ),
+]
+Keep = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--keep",
+        metavar="<column>",
+        help="A column that the program does not take, copied to the results.",
+        show_default=False,
+    ),
+]
+CheckpointFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="<file>",
+        help="What is finished is kept here until all is. Without it: the file of --out with "
+        ".checkpoint behind.",
+        show_default=False,
+    ),
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Begin anew, whatever the checkpoint has.")]
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The options of a command that runs a program which are not the program's."""
@@ -159,6 +215,53 @@ class TreeSettings(Settings):
         for option, path in (("--html", self.html), ("--svg", self.svg)):
             if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
                 raise _bad(option, f"{path}: must be a file in a folder that is there")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings(Settings):
+    """Those of `stemma batch`."""
+
+    out: Out = "-"
+    concurrency: Concurrency = "auto"
+    retries: Retries = 0
+    limit: Limit = None
+    keep: Sequence[str] = ()
+    checkpoint: CheckpointFile = None
+    fresh: Fresh = False
+
+    def check(self) -> None:
+        Settings.check(self)
+        self.threads()
+
+    def threads(self) -> int | Literal["auto"]:
+        """How many rows are at work at once."""
+        if self.concurrency == "auto":
+            return "auto"
+        if not self.concurrency.isdecimal() or int(self.concurrency) < 1:
+            raise _bad("--concurrency", f"{self.concurrency}: must be at least 1, or auto")
+        return int(self.concurrency)
+
+    def checkpoint_path(self) -> Path | None:
+        """None where nothing is kept: with results on standard output, unless it says where."""
+        if self.checkpoint is not None or self.out == "-":
+            return self.checkpoint
+        return Path(f"{self.out}.checkpoint")
+
+    def check_files(self, data: str) -> None:
+        """Raise BadParameter for files that cannot be written, or are the data itself."""
+        delimiter_of(data, "DATA")
+        delimiter_of(self.out, "--out")
+        out = None if self.out == "-" else Path(self.out)
+        written = (("--out", out), ("--checkpoint", self.checkpoint_path()))
+        for option, path in written:
+            if path is None:
+                continue
+            if path.is_dir() or not path.absolute().parent.is_dir():
+                raise _bad(option, f"{path}: must be a file in a folder that is there")
+            if path.resolve() == Path(data).resolve() or (option != "--out" and path == out):
+                raise _bad(
+                    option, f"{path}: is another file of this command; give a path of its own"
+                )
 
 
 def _bad(option: str, message: str) -> typer.BadParameter:
