@@ -73,6 +73,8 @@ class Contest:
             if error is run.cut_short():
                 raise error
             self.errors[place] = error
+        if not self._left:  # there will be no report any more
+            self.more.finish()
         return None
 
     def accept(self, place: int) -> None:
