@@ -5,7 +5,13 @@
     python examples/batch_csv.py path/or/hub-id results.csv
 
 `run_batch` runs many rows at a time and returns their states in the order of the rows. All rows
-begin with the same examples: the first one computes them, the others find them in the cache.
+begin with the same examples: the first one computes them, the others find them in the cache. What
+is finished is kept in a checkpoint until the results are written: break it off with Ctrl-C, call it
+again, and it goes on with the rows that are left.
+
+The same without a line of Python around the program:
+
+    stemma batch examples/batch_csv.py examples/data/reviews.csv --keep id --out reviews_read.csv
 """
 
 from __future__ import annotations
@@ -45,17 +51,26 @@ def read_review(s: st.ProgramState, review: str) -> None:
     s += "\nOpinion: " + st.select("opinion", ["positive", "negative"])
 
 
+def read_all(
+    rows: list[dict[str, str]], backend: st.Backend, checkpoint: Path
+) -> list[st.ProgramState]:
+    return read_review.run_batch(
+        [{"review": row["review"]} for row in rows],
+        backend=backend,
+        temperature=0,
+        progress=True,
+        retries=2,
+        checkpoint=checkpoint,
+    )
+
+
 def main(model: str | None = None, results: str = "reviews_read.csv") -> None:
     with REVIEWS.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
 
+    checkpoint = Path(f"{results}.checkpoint")
     with st.LocalBackend(model) as backend:
-        states = read_review.run_batch(
-            [{"review": row["review"]} for row in rows],
-            backend=backend,
-            temperature=0,
-            progress=True,
-        )
+        states = read_all(rows, backend, checkpoint)
         stats = backend.stats()
 
     with Path(results).open("w", newline="", encoding="utf-8") as file:
@@ -64,6 +79,7 @@ def main(model: str | None = None, results: str = "reviews_read.csv") -> None:
         for row, state in zip(rows, states, strict=True):
             writer.writerow([row["id"], state["product"], state["opinion"], row["review"]])
             print(f"{row['id']:>3} {state['opinion']:9} {state['product']:10} {row['review']}")
+    checkpoint.unlink()
 
     computed = stats.prompt_tokens - stats.cached_tokens
     print(f"\n{len(rows)} rows written to {results}")

@@ -8,14 +8,17 @@ import importlib.util
 import re
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from hypothesis import given, strategies
+from typer.testing import CliRunner
 
 import stemma as st
+from stemma.commands.app import app
 from stemma.lang.sampling import SamplingParams
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -277,6 +280,46 @@ def test_a_review_is_read_behind_the_examples() -> None:
     assert state.text().endswith("Review: The lamp is dark.\nProduct: lamp\nOpinion: negative")
 
 
+def test_the_batch_goes_on_where_it_was_broken_off(tmp_path: Path) -> None:
+    example = load("batch_csv")
+    with example.REVIEWS.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+
+    def backend() -> st.MockBackend:
+        return st.MockBackend(lambda prompt, params: "lamp\n", scores=prefer("negative"))
+
+    kept = tmp_path / "kept"
+    example.read_all(rows, backend(), kept)
+    kept.write_text("\n".join(kept.read_text().split("\n")[:10]) + "\nhalf a li")
+    second = backend()
+    states = example.read_all(rows, second, kept)
+    assert len(second.calls) == 2 * (len(rows) - 9)
+    assert [state["opinion"] for state in states] == ["negative"] * len(rows)
+
+
+def test_the_command_of_the_batch_takes_its_program_and_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example = load("batch_csv")
+    (command,) = re.findall(r"^    stemma (batch .*)$", example.__doc__ or "", re.MULTILINE)
+
+    @contextmanager
+    def opened(*_: object) -> Iterator[st.Backend]:
+        yield st.MockBackend(lambda prompt, params: "lamp\n", scores=prefer("positive"))
+
+    monkeypatch.setattr("stemma.commands.batch.opened_backend", opened)
+    words = [str(EXAMPLES.parent / w) if w.startswith("examples/") else w for w in command.split()]
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    with open("reviews_read.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["id"] for row in rows] == [str(i) for i in range(1, len(rows) + 1)]
+    assert {(row["product"], row["opinion"], row["error"]) for row in rows} == {
+        ("lamp", "positive", "")
+    }
+
+
 # On the default model
 
 
@@ -389,6 +432,7 @@ def test_the_batch_writes_a_row_for_every_row(
     example = load("batch_csv")
     results = tmp_path / "results.csv"
     example.main(str(default_model_folder), str(results))
+    assert list(tmp_path.iterdir()) == [results]
     with results.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     with example.REVIEWS.open(newline="", encoding="utf-8") as file:
