@@ -8,9 +8,7 @@ whole, nothing is cached.
 
 from __future__ import annotations
 
-import itertools
 import math
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,18 +32,14 @@ from stemma.backend.base import (
 )
 from stemma.backend.chat import ChatFormat
 from stemma.backend.clock import Clock
-from stemma.backend.local.stops import StopWatch
+from stemma.backend.script import WORD, Script, cut_at_stop, refuse_what_needs_ids, split
 from stemma.lang.errors import (
     BackendClosed,
     Cancelled,
     InvalidArgument,
     StemmaError,
-    UnsupportedByBackend,
 )
-from stemma.lang.expressions import compile_stop_regex
 from stemma.lang.sampling import DEFAULT_MAX_TOKENS, SamplingParams
-
-_WORD = re.compile(r"\s*\S+|\s+")
 
 _clock = Clock()
 _ANYWHERE = Namespace()
@@ -90,13 +84,16 @@ class MockBackend(Backend):
         `max_tokens` cut what is written, `min_tokens` keeps stops out of its first words; a script
         may end sooner. What weighs tokens against each other is noted in `calls` and changes
         nothing. `stop_token_ids`, `logit_bias` and `top_logprobs` are refused: a script has no ids.
-    scores: a function of the text so far and a choice, giving the log-probability of each of the
-        choice's words; without one every word has -1.
+    choices: what selects choose, in the order in which they are asked for (an exception fails that
+        one). An answer that is none of the choices is an error.
+    scores: instead of it a function of the text so far and a choice, giving the log-probability of
+        each of the choice's words; without either every word has -1.
     delay: seconds from request to answer.
     pieces: how many pieces of like length a reply comes in, for a program that streams; spread over
         the delay, without one all at once.
     fail: the n-th request, counted from 1 -> the error to fail it with.
     chat: how messages are written; ChatML unless given, None for a model without a chat format.
+    replies_left, choices_left: how much of what was given as a list has not been asked for.
     controls: the control texts that were appended, in order.
 
     >>> branch = MockBackend([" Paris.\n2."]).open()
@@ -109,6 +106,7 @@ class MockBackend(Backend):
         self,
         replies: Iterable[Reply] | ReplyFunction = (),
         *,
+        choices: Iterable[str | BaseException] | None = None,
         scores: ScoreFunction | None = None,
         delay: float = 0.0,
         pieces: int = 1,
@@ -119,6 +117,10 @@ class MockBackend(Backend):
             raise InvalidArgument(f"pieces={pieces!r}: must be an integer of at least 1")
         if not 0 <= delay < math.inf:
             raise InvalidArgument(f"delay={delay!r}: must be at least 0 seconds")
+        if choices is not None and scores is not None:
+            raise InvalidArgument("choices= and scores=: two ways to say what is chosen; give one")
+        if isinstance(replies, str) or isinstance(choices, str):
+            raise InvalidArgument("a script is a list of texts, not one text")
         self.chat = chat if chat is not None else ChatFormat.absent()
         self.model_name = "mock"
         self.delay = delay
@@ -129,12 +131,22 @@ class MockBackend(Backend):
         self.running = 0
         self.most_running = 0
         self._closed = False
-        self._reply = replies if callable(replies) else _in_order(replies)
+        self._script = Script("reply", () if callable(replies) else replies)
+        self._reply = replies if callable(replies) else self._script.next
+        self._choices = None if choices is None else Script("choice", choices)
         self._scores = scores if scores is not None else _all_alike
         self._fail = dict(fail or {})
         self._vocabulary: dict[str, int] = {}
         self._in_the_air: set[Pending[Any]] = set()
         self._lock = threading.Lock()
+
+    @property
+    def replies_left(self) -> int:
+        return self._script.left
+
+    @property
+    def choices_left(self) -> int:
+        return 0 if self._choices is None else self._choices.left
 
     @property
     def prompts(self) -> list[str]:
@@ -167,7 +179,7 @@ class MockBackend(Backend):
         """One id per word; the same word has the same id."""
         known = self._vocabulary
         with self._lock:
-            return tuple(known.setdefault(word, len(known)) for word in _WORD.findall(text))
+            return tuple(known.setdefault(word, len(known)) for word in WORD.findall(text))
 
     def _count_branch(self, change: int) -> None:
         with self._lock:
@@ -239,7 +251,7 @@ class MockBranch(Branch):
     def generate(self, params: SamplingParams, *, heal: bool = True) -> Generation:
         if params.n != 1:
             raise InvalidArgument(f"n={params.n}: a branch draws one sample")
-        _refuse_what_needs_ids(params)
+        refuse_what_needs_ids(params)
         backend, prompt = self._backend, self._text
         written: list[str] = []
 
@@ -266,7 +278,7 @@ class MockBranch(Branch):
             backend._resolve(generation, outcome)
 
         self._pending = generation
-        backend._play([*(partial(push, piece) for piece in _split(text, backend.pieces)), end])
+        backend._play([*(partial(push, piece) for piece in split(text, backend.pieces)), end])
         return generation
 
     def _outcome(
@@ -283,8 +295,8 @@ class MockBranch(Branch):
     def _completion(self, prompt: str, reply: str, params: SamplingParams) -> Completion:
         """What is left of a reply after its stop and `max_tokens`."""
         finish_reason: FinishReason = "stop"
-        text, matched = _cut_at_stop(reply, params)
-        words = _WORD.findall(text)
+        text, matched = cut_at_stop(reply, params)
+        words = WORD.findall(text)
         limit = DEFAULT_MAX_TOKENS if params.max_tokens is None else params.max_tokens
         if len(words) > limit:
             text, matched, finish_reason = "".join(words[:limit]), None, "length"
@@ -299,7 +311,7 @@ class MockBranch(Branch):
                 prompt_tokens,
                 computed_tokens=prompt_tokens,
                 output_tokens=len(ids),
-                ttft_s=delay / (len(_split(text, self._backend.pieces)) + 1),
+                ttft_s=delay / (len(split(text, self._backend.pieces)) + 1),
                 total_s=delay,
             ),
             logprobs=tuple(TokenLogprob(i, -1.0) for i in ids) if params.logprobs else None,
@@ -320,6 +332,15 @@ class MockBranch(Branch):
             priority=self._priority,
         )
         outcome: ScoredChoices | BaseException | None = backend._start(pending, call)
+        chosen = None
+        if outcome is None and backend._choices is not None:
+            chosen = backend._choices.next(prompt)
+            outcome = chosen if isinstance(chosen, BaseException) else None
+            if outcome is None and chosen not in choices:
+                outcome = StemmaError(
+                    f"the script chooses {chosen!r}, which is none of the choices {list(choices)!r}"
+                    f", after {prompt!r}"
+                )
         if outcome is None:
             start = len(backend._ids(prompt))
             scores = tuple(
@@ -327,7 +348,13 @@ class MockBranch(Branch):
                     text=choice,
                     start=start,
                     token_ids=backend._ids(choice),
-                    logprobs=tuple(backend._scores(prompt, choice)),
+                    logprobs=(
+                        tuple(backend._scores(prompt, choice))
+                        if chosen is None
+                        else tuple(
+                            (-0.1 if choice == chosen else -9.0) for _ in backend._ids(choice)
+                        )
+                    ),
                     unconditional=tuple(backend._scores("", choice)) if unconditional else None,
                 )
                 for choice in choices
@@ -364,49 +391,5 @@ class MockBranch(Branch):
                 self._pending.cancel()
 
 
-def _in_order(replies: Iterable[Reply]) -> ReplyFunction:
-    script = iter(replies)
-    numbers = itertools.count(1)
-
-    def reply(prompt: str, params: SamplingParams) -> Reply:
-        number = next(numbers)
-        try:
-            return next(script)
-        except StopIteration:
-            return StemmaError(f"the script has no reply number {number}, to {prompt!r}")
-
-    return reply
-
-
 def _all_alike(prompt: str, choice: str) -> list[float]:
-    return [-1.0] * len(_WORD.findall(choice))
-
-
-def _refuse_what_needs_ids(params: SamplingParams) -> None:
-    for name, instead in (
-        ("stop_token_ids", "write the reply as it ends, or give stop strings"),
-        ("logit_bias", "write the reply as the bias makes it"),
-        ("top_logprobs", "a script knows no other tokens"),
-    ):
-        if value := getattr(params, name):
-            raise UnsupportedByBackend(f"{name}={value!r} on a MockBackend: {instead}")
-
-
-def _cut_at_stop(text: str, params: SamplingParams) -> tuple[str, str | None]:
-    """The text up to its stop, found as the engine finds it, and what that matched."""
-    expression = None if params.stop_regex is None else compile_stop_regex(params.stop_regex)
-    if not params.stop and expression is None:
-        return text, None
-    watch = StopWatch(params.stop, expression)
-    guarded = "".join(_WORD.findall(text)[: params.min_tokens])
-    if guarded:
-        watch.pass_over(guarded)
-    match = watch.feed(text[len(guarded) :])
-    if match is None:
-        return text, None
-    return text[: match.end if params.include_stop else match.start], match.text
-
-
-def _split(text: str, pieces: int) -> list[str]:
-    size = max(1, -(-len(text) // pieces))
-    return [text[i : i + size] for i in range(0, len(text), size)]
+    return [-1.0] * len(WORD.findall(choice))
