@@ -104,6 +104,8 @@ class Batch:
         self._items: Iterator[tuple[int, BatchItem]] = enumerate(items)
         if isinstance(items, Sequence) and not (lazy and ordered) and self._threads > 1:
             self._items = depth_first(items)
+        if checkpoint is not None:
+            _refuse_records(options)
         self._options = options = options_of_batch(options)
         self._seed = checked_seed(options.get("seed"))
         self._drawn: int | None = None  # that of the checkpoint, where the caller gives none
@@ -357,6 +359,16 @@ def _threads(concurrency: Concurrency, backend: Any) -> int:
             "or 'auto'"
         )
     return concurrency
+
+
+def _refuse_records(options: Mapping[str, Any]) -> None:
+    """Raise InvalidArgument for a record beside a checkpoint: neither would be whole."""
+    for name in ("record", "replay"):
+        if options.get(name) is not None:
+            raise InvalidArgument(
+                f"checkpoint= and {name}=: an item that comes from a checkpoint asks no model, so "
+                "it would not be in the record; leave one out"
+            )
 
 
 def _join(threads: list[threading.Thread], seconds: float | None = None) -> None:

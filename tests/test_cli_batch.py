@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 from stemma.backend.mock import MockBackend
 from stemma.commands import batch as batch_module
 from stemma.commands.app import app
-from tests.cli_for_tests import PATIENCE, Piped, run_stemma
+from tests.cli_for_tests import PATIENCE, Piped, Typed, run_stemma
 
 PROGRAM = """
 from enum import Enum
@@ -471,6 +471,23 @@ def test_the_same_command_after_an_interruption_yields_the_same_file(
     assert f"{finished} resumed" in again.stderr
     assert (cut / out).read_bytes() == (tmp_path / "whole" / out).read_bytes()
     assert not kept.exists()
+
+
+def test_on_a_terminal_there_is_a_bar_and_the_cursor_comes_back(
+    tmp_path: Path, tiny_model: Any
+) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    (tmp_path / "data.csv").write_text("word\n" + "".join(f"w{i}\n" for i in range(500)))
+    words = ["slow.py", "data.csv", "-o", "out.jsonl", "--concurrency", "2"]
+    command = Typed("batch", *words, "--model", str(tiny_model()), cwd=tmp_path)
+    text = command.screen.read_until("tok/s")
+    assert "/500" in text
+    command.interrupt()
+    status, rest = command.end()
+    assert status == 130
+    assert "Traceback" not in rest
+    text += rest
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
 
 
 def test_nothing_but_results_comes_on_standard_output(tmp_path: Path, tiny_model: Any) -> None:

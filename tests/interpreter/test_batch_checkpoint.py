@@ -322,6 +322,14 @@ def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
         program.run_batch(ITEMS, backend=MockBackend(), checkpoint=7)  # type: ignore[call-overload]
 
 
+@pytest.mark.parametrize("name", ["record", "replay"])
+def test_a_record_beside_a_checkpoint_is_refused(name: str, path: Path, tmp_path: Path) -> None:
+    options = {name: tmp_path / "record.jsonl"}
+    with pytest.raises(InvalidArgument, match=f"checkpoint= and {name}="):
+        program.run_batch(ITEMS, checkpoint=path, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_two_batches_do_not_write_to_one_file(path: Path) -> None:
     backend = MockBackend(echo)
     states = program.iter_batch(ITEMS, backend=backend, checkpoint=path)
