@@ -115,7 +115,10 @@ class Recording:
 
 @dataclass(slots=True)
 class RecordedCall:
-    """A call of the record and its answer. line: where it stands in the file."""
+    """A call of the record and its answer.
+
+    seconds: of one that was cancelled, after how many. line: where it stands in the file.
+    """
 
     call: str
     prompt: str
@@ -123,6 +126,7 @@ class RecordedCall:
     answer: dict[str, Any] | None
     error: dict[str, Any] | None
     pieces: list[str]
+    seconds: float
     line: int
 
 
@@ -198,7 +202,8 @@ def _take(record: Record, line: dict[str, Any], number: int) -> None:
     elif "call" in line:
         call, prompt, ask = line["call"], line["prompt"], line["ask"]
         answer, error, pieces = line.get("answer"), line.get("error"), line.get("pieces", [])
-        found = RecordedCall(call, prompt, ask, answer, error, pieces, number)
+        seconds = float(line.get("seconds", 0.0))
+        found = RecordedCall(call, prompt, ask, answer, error, pieces, seconds, number)
         record.calls.setdefault(key_of(call, prompt, ask), []).append(found)
     else:
         parts = tuple(map(Part.from_json, line["parts"]))

@@ -5,6 +5,7 @@ Made by the interpreter for `run(record=...)`; `replay.py` plays back what it wr
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -30,7 +31,7 @@ from stemma.backend.plain_values import (
 from stemma.backend.record_file import Recording
 from stemma.backend.sent import Sent
 from stemma.backend.wrapping import WrappingBackend, WrappingBranch, pass_on
-from stemma.lang.errors import UnsupportedByBackend
+from stemma.lang.errors import Cancelled, UnsupportedByBackend
 from stemma.lang.sampling import SamplingParams
 
 T = TypeVar("T")
@@ -108,9 +109,10 @@ class _RecordingBranch(WrappingBranch):
     ) -> Callable[[Completion | BaseException], object]:
         pieces: list[str] = []
         inner.subscribe(pieces.append)
+        answered = _answering(plain_completion)
 
         def noted(result: Completion | BaseException) -> None:
-            answer = _answer(result, plain_completion)
+            answer = answered(result)
             if isinstance(result, Completion) and goes_on:
                 self.sent = sent.output(result)
             if pieces and (len(pieces) > 1 or isinstance(result, BaseException)):
@@ -130,11 +132,8 @@ class _RecordingBranch(WrappingBranch):
             recording.call("score", sent, ask, error=plain_error(error))
             raise
         outer: Pending[ScoredChoices] = Pending()
-        pass_on(
-            inner,
-            outer,
-            lambda result: recording.call("score", sent, ask, **_answer(result, plain_scores)),
-        )
+        answered = _answering(plain_scores)
+        pass_on(inner, outer, lambda result: recording.call("score", sent, ask, **answered(result)))
         return outer
 
     def token_ids(self) -> list[int]:
@@ -143,10 +142,19 @@ class _RecordingBranch(WrappingBranch):
         return ids
 
 
-def _answer(result: T | BaseException, plain: Callable[[T], Plain]) -> dict[str, Any]:
-    if isinstance(result, BaseException):
-        return {"error": plain_error(result)}
-    return {"answer": plain(result)}
+def _answering(plain: Callable[[T], Plain]) -> Callable[[T | BaseException], Plain]:
+    """What to write of the result of a request that begins now."""
+    start = time.monotonic()
+
+    def answered(result: T | BaseException) -> Plain:
+        if not isinstance(result, BaseException):
+            return {"answer": plain(result)}
+        error: Plain = {"error": plain_error(result)}
+        if isinstance(result, Cancelled):
+            error["seconds"] = round(time.monotonic() - start, 3)
+        return error
+
+    return answered
 
 
 class _RecordingChat(ChatFormat):

@@ -42,7 +42,7 @@ from stemma.lang.sampling import SamplingParams
 
 T = TypeVar("T")
 
-# How long a generation that was cancelled in the record waits to be cancelled again.
+# How much longer than it took then a generation that was cancelled waits to be cancelled again.
 CANCEL_S = 10.0
 
 # Of a difference, how wide its lines are and how many of them are shown.
@@ -111,7 +111,7 @@ class _ReplayBranch(Branch):
         self._backend = backend
         self._sent = sent
         self._namespace = namespace
-        self._generation: Generation | None = None
+        self._waiting: Pending[Any] | None = None
 
     def append(self, text: str, *, control: bool = False) -> None:
         self._sent = self._sent.text(text, control=control)
@@ -126,12 +126,7 @@ class _ReplayBranch(Branch):
             generation.finish(completion)
             return generation
         generation = _Played(found.pieces)
-        error = _error(found)
-        if isinstance(error, Cancelled):
-            self._generation = generation
-            _wait_to_be_cancelled(generation, error, found, str(self._backend.record.path))
-        else:
-            generation.fail(error)
+        self._fail(generation, found)
         return generation
 
     def score(
@@ -143,8 +138,18 @@ class _ReplayBranch(Branch):
         if found.answer is not None:
             pending.finish(scores_of(found.answer))
         else:
-            pending.fail(_error(found))
+            self._fail(pending, found)
         return pending
+
+    def _fail(self, pending: Pending[T], found: RecordedCall) -> None:
+        """As it did then."""
+        told = found.error or {"type": "StemmaError", "message": "the record has no answer"}
+        error = error_of(told)
+        if isinstance(error, Cancelled):
+            self._waiting = pending
+            _wait_to_be_cancelled(pending, error, found, str(self._backend.record.path))
+        else:
+            pending.fail(error)
 
     def commit(self, choice: ChoiceScore) -> None:
         self._sent = self._sent.choice(choice)
@@ -157,8 +162,8 @@ class _ReplayBranch(Branch):
         return list(found.answer["ids"]) if found.answer is not None else []
 
     def close(self) -> None:
-        if self._generation is not None:
-            self._generation.cancel()
+        if self._waiting is not None:
+            self._waiting.cancel()
 
 
 class _Played(Generation):
@@ -174,29 +179,26 @@ class _Played(Generation):
                 listener(piece)
 
 
-def _error(found: RecordedCall) -> Exception:
-    return error_of(found.error or {"type": "StemmaError", "message": "the record has no answer"})
-
-
 def _wait_to_be_cancelled(
-    generation: Generation, error: Cancelled, found: RecordedCall, path: str
+    pending: Pending[T], error: Cancelled, found: RecordedCall, path: str
 ) -> None:
-    """The program did so when it was recorded; where it does not now, the generation fails."""
+    """The program did so when it was recorded; where it does not now, it fails."""
     lock = threading.Lock()
 
     def end(failure: Exception) -> None:
         with lock:
-            if generation.done():
+            if pending.done():
                 return
-            generation.on_cancel = None
-            generation.fail(failure)
+            pending.on_cancel = None
+            pending.fail(failure)
 
-    generation.on_cancel = lambda: end(error)
+    pending.on_cancel = lambda: end(error)
+    patience = found.seconds + CANCEL_S
     late = ReplayMismatch(
-        f"in the record {path!r}, line {found.line}, this generation was cancelled, and nothing "
-        f"has cancelled it now within {CANCEL_S:g} s; record the program again"
+        f"in the record {path!r}, line {found.line}, this was cancelled, and nothing "
+        f"has cancelled it now within {patience:.3g} s; record the program again"
     )
-    _clock.at(time.monotonic() + CANCEL_S, lambda: end(late))
+    _clock.at(time.monotonic() + patience, lambda: end(late))
 
 
 class _RecordedChat(ChatFormat):

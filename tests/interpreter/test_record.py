@@ -292,6 +292,37 @@ def test_a_generation_that_nothing_cancels_now_fails_and_does_not_hang(
         program.run(False, replay=path)
 
 
+def test_a_time_limit_that_was_met_is_met_again(path: Path) -> None:
+    @st.function
+    def program(s: st.ProgramState) -> str:
+        branch = s.copy()
+        branch += "A" + st.gen("x", timeout=0.15)
+        try:
+            branch["x"]
+        except st.errors.Timeout as error:
+            return error.partial
+        return "no limit was met"
+
+    backend = st.MockBackend(["one two three four five six"], pieces=6, delay=0.6)
+    partial = program.run(backend=backend, record=path).value
+    assert partial.startswith("one")
+    assert program.run(replay=path).value == partial
+
+
+def test_a_time_limit_of_a_choice_is_met_again(path: Path) -> None:
+    @st.function
+    def program(s: st.ProgramState) -> str:
+        branch = s.copy()
+        branch += "A" + st.select("x", ["a", "b"], timeout=0.1)
+        with pytest.raises(st.errors.Timeout) as caught:
+            branch["x"]
+        return type(caught.value).__name__
+
+    backend = st.MockBackend(delay=0.6)
+    assert program.run(backend=backend, record=path).value == "Timeout"
+    assert program.run(replay=path).value == "Timeout"
+
+
 def test_half_a_last_line_is_survived_and_what_is_missing_is_told(path: Path) -> None:
     talk.run("tea", backend=st.MockBackend(write), record=path)
     whole = path.read_bytes()
