@@ -48,7 +48,7 @@ class Stream:
 
     def cancel(self) -> None:
         """Stop the run, without waiting; readers then raise Cancelled. Harmless after the end."""
-        self.state._run.interrupt(Cancelled("the stream was cancelled"))
+        self.state._run.interrupt(Cancelled("the stream was closed or cancelled"))
 
     def close(self) -> None:
         """Stop the run and wait until the backend has let go of its work."""
