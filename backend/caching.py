@@ -248,8 +248,7 @@ def _from_cache(usage: Usage) -> Usage:
 def _state_after(
     after: list[int], before: list[int], completion: Completion
 ) -> tuple[int, list[int]] | None:
-    """How a branch goes on from an answer: where its ids begin to differ from those before, and the
-    ids from there.
+    """How a branch goes on from an answer: how many of its ids before stay, and the ids from there.
 
     What of the text no kept token covers is pending, as text: its tokens, the last of `after`, are
     left out. None where that cannot be told.
@@ -259,12 +258,11 @@ def _state_after(
         if end is None:
             return None
         after = after[:end]
-    start = 0
-    for a, b in zip(before, after, strict=False):
-        if a != b:
-            break
-        start += 1
-    return start, after[start:]
+    # Of the prompt at most the last token goes, by healing, or a few by another tokenisation.
+    for start in (len(before), len(before) - 1):
+        if start >= 0 and after[:start] == before[:start]:
+            return start, after[start:]
+    return 0, after
 
 
 def _end_of_output(after: list[int], completion: Completion) -> int | None:
