@@ -61,7 +61,8 @@ def annotate(error: BaseException, operation: Operation, label: str, partial: st
     if len(getattr(error, "__notes__", ())) < MOST_NOTES:
         what = type(operation).__name__.lower() + (f" of {name!r}" if name else "")
         note = f"{what} on branch {label}, queued at {operation.site}"
-        error.add_note(note + (f", after writing {partial!r}" if partial else ""))
+        with suppress(AttributeError):
+            error.add_note(note + (f", after writing {partial!r}" if partial else ""))
 
 
 def hand_on(told: BaseException, error: BaseException) -> None:

@@ -97,9 +97,9 @@ def test_a_reader_that_keeps_up_gets_every_piece() -> None:
     )
 
 
-@pytest.mark.parametrize("branches", [1, 32])
-def test_memory_goes_with_the_text_and_not_with_its_pieces(branches: int) -> None:
-    pieces, piece = 100_000, "word "
+@pytest.mark.parametrize(("branches", "pieces"), [(1, 100_000), (32, 30_000)])
+def test_memory_goes_with_the_text_and_not_with_its_pieces(branches: int, pieces: int) -> None:
+    piece = "word "
     tracemalloc.start()
     try:
         feed = Feed()
@@ -115,8 +115,8 @@ def test_memory_goes_with_the_text_and_not_with_its_pieces(branches: int) -> Non
         tracemalloc.stop()
     text = pieces * len(piece)
     # Kept twice, once of them for the slow reader; the rest is at most FEW events for each.
-    assert after - before < 2 * text + 1_000_000
-    assert peak - before < 4 * text + 2_000_000
+    assert after - before < 2 * text + 800_000
+    assert peak - before < 4 * text + 1_600_000
     feed.close()
     assert sum(len(e.text) for e in slow if isinstance(e, st.TextAdded)) == text
 
