@@ -7,7 +7,11 @@ Owns the lines. `Recording` writes them, for `recording.py`; `read_record` reads
     {"stemma_record": 1, "program": "tips", "model": "...", "seed": 7, ...}
     {"turn": "begin", "role": "user", "previous": ["system"], "text": "<|im_start|>user\n"}
     {"prompt": "9f..", "after": "", "parts": [["literal", "The capital of France is"]]}
+    {"prompt": "c0..", "after": "", "like": ["9f..", 0, 15], "parts": [["literal", "Peru is"]]}
     {"call": "generate", "prompt": "9f..", "ask": {"params": {...}}, "answer": {"text": ...}}
+
+What a long prompt shares with one shortly before is not written again: `like` says with which, how
+many whole parts, and how many characters of the next.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import json
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +32,12 @@ from stemma.lang.errors import InvalidArgument, StemmaError
 
 FORMAT = 1
 _MARK = "stemma_record"
+
+# Characters; what is shorter is written again, which is easier to read.
+_WORTH_SHARING = 400
+
+# Of how many long prompts what they share is looked for.
+_LOOK_BACK = 8
 
 Key = tuple[str, str, str]
 """What a call is found by: its kind, its prompt, and what is asked of it, as text."""
@@ -54,6 +65,7 @@ class Recording:
         self.seed = seed
         self._lock = threading.Lock()
         self._written: set[object] = set()
+        self._long: deque[tuple[str, tuple[Part, ...]]] = deque(maxlen=_LOOK_BACK)
         try:
             if self.path.exists() and self.path.stat().st_size and not _is_record(self.path):
                 raise InvalidArgument(
@@ -86,9 +98,25 @@ class Recording:
     def call(self, call: str, sent: Sent, ask: Mapping[str, Any], **answer: Any) -> None:
         """Write a call and its answer, and before them the prompt, if that is new."""
         prompt = sent.id
+        with self._lock:
+            if prompt not in self._written:
+                self._written.add(prompt)
+                self._write_line({"prompt": prompt, "after": sent.after, **self._parts(sent)})
+                if sum(len(part.text) for part in sent.parts) >= _WORTH_SHARING:
+                    self._long.append((prompt, sent.parts))
+            self._write_line({"call": call, "prompt": prompt, "ask": ask, **answer})
+
+    def _parts(self, sent: Sent) -> Mapping[str, Any]:
+        """The parts, without a long beginning that one of the last long prompts had, too."""
         parts = [part.as_json() for part in sent.parts]
-        self.write_once(("prompt", prompt), {"prompt": prompt, "after": sent.after, "parts": parts})
-        self._write({"call": call, "prompt": prompt, "ask": ask, **answer})
+        shared = [(*_shared_by(sent.parts, before), prompt) for prompt, before in self._long]
+        length, whole, some, prompt = max(shared, default=(0, 0, 0, ""))
+        if length < _WORTH_SHARING:
+            return {"parts": parts}
+        rest = parts[whole:]
+        if some:
+            rest[0] = [sent.parts[whole].kind, sent.parts[whole].text[some:]]
+        return {"like": [prompt, whole, some], "parts": rest}
 
     def write_once(self, key: object, line: Mapping[str, Any]) -> None:
         """Write a line unless one of that key was written."""
@@ -96,10 +124,6 @@ class Recording:
             if key in self._written:
                 return
             self._written.add(key)
-            self._write_line(line)
-
-    def _write(self, line: Mapping[str, Any]) -> None:
-        with self._lock:
             self._write_line(line)
 
     def _write_line(self, line: Mapping[str, Any]) -> None:
@@ -207,7 +231,47 @@ def _take(record: Record, line: dict[str, Any], number: int) -> None:
         record.calls.setdefault(key_of(call, prompt, ask), []).append(found)
     else:
         parts = tuple(map(Part.from_json, line["parts"]))
+        if "like" in line:
+            parts = _with_shared(record, *line["like"], parts)
         record.prompts[line["prompt"]] = Sent(line["after"], parts)
+
+
+def _with_shared(
+    record: Record, prompt: str, whole: int, some: int, parts: tuple[Part, ...]
+) -> tuple[Part, ...]:
+    """The parts of a prompt, with those that it shares with another one."""
+    before = record.prompts[prompt].parts
+    if some:
+        joined = Part(parts[0].kind, before[whole].text[:some] + parts[0].text)
+        parts = (joined, *parts[1:])
+    return (*before[:whole], *parts)
+
+
+def _shared_by(parts: tuple[Part, ...], before: tuple[Part, ...]) -> tuple[int, int, int]:
+    """How many characters two prompts share from their start on: in so many whole parts, and in the
+    next.
+    """
+    length = whole = 0
+    for part, other in zip(parts, before, strict=False):
+        if part != other:
+            may_share = part.kind == other.kind and part.kind in ("literal", "control")
+            some = common_length(part.text, other.text) if may_share else 0
+            return length + some, whole, some
+        length += len(part.text)
+        whole += 1
+    return length, whole, 0
+
+
+def common_length(a: str, b: str) -> int:
+    """How many characters two texts share at their beginning."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _is_record(path: Path) -> bool:

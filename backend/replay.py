@@ -32,6 +32,7 @@ from stemma.backend.record_file import (
     Record,
     RecordedCall,
     as_written,
+    common_length,
     key_of,
     read_record,
 )
@@ -282,13 +283,8 @@ def _shown(settings: dict[str, Any], name: str) -> str:
 
 def _likeness(a: str, b: str) -> tuple[int, int]:
     """How many characters two texts share at their beginning, and then at their end."""
-    start = _common_length(a, b)
-    return start, _common_length(a[start:][::-1], b[start:][::-1])
-
-
-def _common_length(a: str, b: str) -> int:
-    most = min(len(a), len(b))
-    return next((i for i in range(most) if a[i] != b[i]), most)
+    start = common_length(a, b)
+    return start, common_length(a[start:][::-1], b[start:][::-1])
 
 
 def _difference(recorded: str, asked: str) -> str:

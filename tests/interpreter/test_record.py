@@ -434,6 +434,23 @@ def test_a_long_conversation_makes_no_long_record(path: Path) -> None:
     assert sizes[1] < 5 * sizes[0]
 
 
+def test_what_prompts_share_is_written_once(path: Path) -> None:
+    @st.function
+    def program(s: st.ProgramState, document: str, count: int) -> None:
+        s += st.system(document) + st.user(document)
+        for i, branch in enumerate(s.fork(count)):
+            branch += f" Question {i} and" + st.assistant(st.gen("x") + document + st.gen("y"))
+        s += st.gen("z")
+
+    document = "Some text that is long. " * 200
+    recorded = program.run(document, 20, backend=st.MockBackend(write), record=path)
+    assert path.stat().st_size < 30 * len(document)
+    same(recorded, program.run(document, 20, replay=path))
+    with pytest.raises(ReplayMismatch) as caught:
+        program.run(document.replace("long", "short", 1), 20, replay=path)
+    assert len(str(caught.value)) < 10_000
+
+
 @pytest.mark.slow
 def test_a_run_on_a_model_is_played_without_it(path: Path, tiny_model: Any) -> None:
     backend = st.LocalBackend(tiny_model(), kv_tokens=2000)
