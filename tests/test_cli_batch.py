@@ -250,6 +250,22 @@ def test_a_row_that_fails_has_its_error_and_is_run_again_by_the_same_command(
     assert Path("out.jsonl").read_text() == before
 
 
+@pytest.mark.usefixtures("folder")
+def test_a_program_that_cancels_itself_has_no_text_and_is_no_failure(backend: MockBackend) -> None:
+    backend.delay = 0.2
+    Path("p.py").write_text(
+        "import stemma as st\n@st.function\ndef p(s, a: str):\n    s += a + st.gen('x')\n"
+        "    s['x']\n    s += st.gen('y')\n    s.cancel()\n    return {1: (s['x'],)}\n"
+    )
+    Path("data.csv").write_text("a\nb\n")
+    result = batch("p.py", "data.csv", "-o", "out.jsonl")
+    assert result.exit_code == 0, result.output
+    (row,) = rows("out.jsonl")
+    assert list(row["variables"]) == ["x", "y"]
+    assert row["value"] == {"1": [row["variables"]["x"]]}
+    assert (row["text"], row["variables"]["y"], row["error"]) == (None, None, None)
+
+
 @pytest.mark.usefixtures("folder", "backend")
 def test_of_many_failures_a_few_are_told() -> None:
     Path("data.csv").write_text("topic\n" + "bad\n" * 9)

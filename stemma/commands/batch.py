@@ -24,6 +24,7 @@ from stemma.commands.table import delimiter_of, write_table
 from stemma.interpreter.checkpoint import Checkpoint
 from stemma.interpreter.program import Program
 from stemma.interpreter.state import ProgramState
+from stemma.lang.errors import StemmaError
 
 # How many failures are told one by one.
 MOST_TOLD = 5
@@ -114,10 +115,14 @@ def _in_order(results: Iterator[tuple[int, Any]]) -> Generator[Any, None, None]:
 
 def _record(state: ProgramState) -> dict[str, Any]:
     """What a row came to. Nothing that another run with the same seed would have otherwise."""
+    try:
+        text: str | None = state.text()
+    except StemmaError:  # the program has cancelled its own branch
+        text = None
     return {
         "value": as_json(state.value),
         "variables": read_variables(state)[0],
-        "text": state.text() if state._executor.error is None else "",
+        "text": text,
         "seed": state.seed,
     }
 
