@@ -47,6 +47,7 @@ from stemma.backend.local.reloading import reload_weights
 from stemma.backend.local.request import CacheUse, Ints, Request
 from stemma.backend.local.scheduler import Scheduler
 from stemma.backend.local.sizing import choose_device, choose_dtype, make_pool
+from stemma.backend.local.speculation import Speculation
 from stemma.backend.local.threads import on_own_thread
 from stemma.backend.local.tokenizer import Tokenizer
 from stemma.backend.local.waiting_order import depth_first
@@ -81,7 +82,8 @@ class LocalBackend(Backend):
     `cache/eviction.py`. max_pinned_share: most of the pool that `pin` may keep; clock: what pins go
     by, in seconds.
     max_running: requests that are in progress at once. max_step_tokens: most rows of one forward
-    pass.
+    pass. speculation: compute tokens ahead where the cache or the text itself tells what comes, and
+    it pays; changes no output, see `speculation.py`.
 
     Raises ModelLoadError, and InvalidArgument for settings that cannot be meant.
     """
@@ -103,6 +105,7 @@ class LocalBackend(Backend):
         clock: Clock = time.monotonic,
         max_running: int = 256,
         max_step_tokens: int = 2048,
+        speculation: bool = True,
     ) -> None:
         if eviction not in POLICIES:
             raise InvalidArgument(f"eviction={eviction!r}: must be one of {', '.join(POLICIES)}")
@@ -145,7 +148,11 @@ class LocalBackend(Backend):
             loaded.decoder,
             attention,
             Scheduler(
-                memory, policy=policy, max_running=max_running, max_step_tokens=max_step_tokens
+                memory,
+                policy=policy,
+                max_running=max_running,
+                max_step_tokens=max_step_tokens,
+                speculation=Speculation(memory) if speculation else None,
             ),
             device=self.device,
             end_ids=self.end_ids,

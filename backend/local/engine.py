@@ -254,6 +254,7 @@ class Engine:
             return True
         if step is None:
             return False
+        before = self.forwarding.seconds
         try:
             with self.forwarding:
                 batch = build_batch(step.entries)
@@ -270,11 +271,20 @@ class Engine:
             self.scheduler.commit(step)
         self.counters.steps += 1
         self.counters.computed_tokens += len(batch.token_ids)
+        self._tell_cost(step, len(batch.token_ids), self.forwarding.seconds - before)
         for request, logprobs in zip(step.requests, scored, strict=True):
             self._accept_scored(request, logprobs)
         for request, samples in drawn:
             self._accept_samples(request, samples)
         return True
+
+    def _tell_cost(self, step: Step, rows: int, seconds: float) -> None:
+        """Of a step without prompts, how long its rows took: what drafts are worth depends on
+        it.
+        """
+        speculation = self.scheduler.speculation
+        if speculation and rows == len(step.requests) + sum(r.drafted for r in step.requests):
+            speculation.observe(rows, seconds)
 
     def _undo(self, step: Step, errors: Mapping[Request, BaseException]) -> None:
         """Nothing of the step stays; the requests at fault fail, the others are queued again."""
@@ -334,13 +344,11 @@ class Engine:
     def _draw(
         self, step: Step, batch: Batch, hidden: Tensor
     ) -> list[tuple[Request, list[Sampled]]]:
-        """Draw for every request whose known tokens end in this step; two draws where the last one
-        is healed.
-        """
+        """Draw for every request whose known tokens end in this step."""
         drawing = [
             (i, r)
             for i, r in enumerate(step.requests)
-            if r.samples and r.scheduled_end == r.known_end
+            if r.samples and r.scheduled_end == len(r.tokens)
         ]
         if not drawing:
             return []
@@ -349,37 +357,69 @@ class Engine:
         draws: list[Draw] = []
         for i, request in drawing:
             own = batch.rows_of(i)
-            if request.heal is not None:
-                rows.append(own[-2])
-                owners.append(request)
-                draws.append(self._draw_of(request, counter=0, allowed=request.heal))
-            rows.append(own[-1])
-            owners.append(request)
-            draws.append(self._draw_of(request, counter=request.draw_counter))
+            wanted = self._draws_of(request)
+            rows += own[len(own) - len(wanted) :].tolist()
+            owners += [request] * len(wanted)
+            draws += wanted
         distinct, index = np.unique(np.array(rows, dtype=np.int64), return_inverse=True)
         logits = self.decoder.logits(hidden[torch.from_numpy(distinct).to(self.device)])
         try:
             sampled = iter(sample(logits, index.tolist(), draws))
         except SamplerError as error:
-            raise _BadRows({owners[k]: why for k, why in error.reasons.items()}) from error
+            raise self._bad_draws(owners, error) from error
+        drawn: dict[Request, list[Sampled]] = {request: [] for _, request in drawing}
+        for request in owners:
+            drawn[request].append(next(sampled))
+        return list(drawn.items())
+
+    @staticmethod
+    def _bad_draws(owners: list[Request], error: SamplerError) -> _BadRows:
+        """The requests at fault. Not those of which only rows behind a draft's token are bad: they
+        may never come to that; they go on without drafts, and fail where they do.
+        """
+        at_fault: dict[Request, str] = {}
+        for k, why in error.reasons.items():
+            owner = owners[k]
+            if owner.drafting is not None and k > owners.index(owner):
+                owner.drafting.off = True
+            else:
+                at_fault[owner] = why
+        return _BadRows(at_fault)
+
+    def _draws_of(self, request: Request) -> list[Draw]:
+        """The draws of a request's last rows: of the last known token; before it of the one before
+        where that is healed; behind it of each token of a draft, as if it had been drawn.
+        """
+        counter, known = request.draw_counter, len(request.output_ids)
+        if request.heal is not None:
+            redone = self._draw_of(request, request.output_ids, 0, allowed=request.heal)
+            return [redone, self._draw_of(request, request.output_ids, counter)]
+        if not request.drafted:
+            return [self._draw_of(request, request.output_ids, counter)]
+        said = request.output_ids + request.tokens.view()[request.known_end :].tolist()
         return [
-            (request, [next(sampled) for _ in range(1 if request.heal is None else 2)])
-            for _, request in drawing
+            self._draw_of(request, said[: known + i], counter + i)
+            for i in range(request.drafted + 1)
         ]
 
     def _draw_of(
-        self, request: Request, *, counter: int, allowed: np.ndarray | None = None
+        self,
+        request: Request,
+        output_ids: list[int],
+        counter: int,
+        *,
+        allowed: np.ndarray | None = None,
     ) -> Draw:
         params = request.params
         banned: tuple[int, ...] = ()
-        if allowed is None and len(request.output_ids) < params.min_tokens:
+        if allowed is None and len(output_ids) < params.min_tokens:
             banned = (*self.end_ids, *params.stop_token_ids)
         return Draw(
             params=params,
             seed=request.seed,
             counter=counter,
             prompt_ids=request.tokens.view(request.prompt_length),
-            output_ids=request.output_ids,
+            output_ids=output_ids,
             banned=banned,
             allowed=allowed,
         )
@@ -401,8 +441,29 @@ class Engine:
             request.healed = True
             request.text_out.stand_for(literal)
             self._append(request, redone)
+        elif request.drafted:
+            self._accept_draft(request, samples)
         else:
             self._append(request, samples[0])
+
+    def _accept_draft(self, request: Request, samples: list[Sampled]) -> None:
+        """Append what was drawn as far as the rows behind it were right: those of the draft's
+        tokens that were drawn indeed.
+        """
+        draft = request.drop_draft().tolist()
+        right = 0
+        for guess, sampled in zip((*draft, None), samples, strict=True):
+            self._append(request, sampled)
+            if sampled.token_id != guess:
+                break
+            right += 1
+            if request.state is State.FINISHED:
+                break
+            request.computed += 1
+        self.counters.drafted_tokens += len(draft)
+        self.counters.accepted_tokens += right
+        if self.scheduler.speculation is not None:
+            self.scheduler.speculation.learn(request, right=right, drafted=len(draft))
 
     def _append(self, request: Request, sampled: Sampled) -> None:
         output, token = request.text_out, sampled.token_id

@@ -26,7 +26,7 @@ from stemma.backend.local.cache.radix_cache import Peek, PrefixMatch, RadixCache
 from stemma.backend.local.cache.radix_key import RadixKey
 from stemma.backend.local.cache.radix_tree import RadixNode
 from stemma.backend.local.pins import Clock, Pins
-from stemma.backend.local.request import Ints, Request
+from stemma.backend.local.request import IntArray, Ints, Request
 from stemma.lang.errors import EngineInvariantError
 
 DECODE_RUN = 16
@@ -95,6 +95,16 @@ class RequestMemory:
         key = request.key
         limit = self._limit(request, self.cache.peek(key))
         return self.cache.match_prefix(key, limit=limit, priority=request.priority)
+
+    def continuation(self, request: Request, limit: int) -> IntArray:
+        """What the tree has behind the request's tokens, at most `limit` tokens; leaves no trace
+        there.
+        """
+        if not self._takes(request):
+            return np.empty(0, dtype=np.int32)
+        rest = request.tokens.view(request.known_end)[request.shared :]
+        key = RadixKey(rest, request.namespace)
+        return self.cache.continuation(self._node(request), key, limit)
 
     @staticmethod
     def unaligned(request: Request, match: PrefixMatch) -> int:

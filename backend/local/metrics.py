@@ -37,6 +37,8 @@ class Counters:
     cached_tokens: int = 0
     computed_tokens: int = 0
     output_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     alignment_lost_tokens: int = 0
 
     def add(self, request: Request) -> None:
@@ -56,6 +58,8 @@ class Stats:
     token is counted once, however often its request goes back to the queue.
     computed_tokens: rows run through the model, of prompts, scored choices and outputs alike; what
     is computed again counts again. output_tokens: sampled.
+    drafted_tokens: of the computed ones those that were guesses of what comes next, and
+    accepted_tokens those of them that came true, see `speculation.py`.
     alignment_lost_tokens: prompt tokens that were cached when their request was admitted, and
     computed again because they did not fill a page there. 0 for pages of one token.
     step_seconds: the time of all steps. Of it, scheduling_seconds is everything about the queues
@@ -75,6 +79,8 @@ class Stats:
     cached_tokens: int
     computed_tokens: int
     output_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
     alignment_lost_tokens: int
     evicted_tokens: int
     pool_tokens: int

@@ -32,6 +32,7 @@ from stemma.lang.sampling import SamplingParams
 if TYPE_CHECKING:
     from stemma.backend.local.cache.radix_tree import RadixNode
     from stemma.backend.local.detokenize import OutputEnd, OutputText
+    from stemma.backend.local.speculation import Drafting
 
 IntArray = npt.NDArray[np.int32]
 
@@ -105,8 +106,8 @@ class State(Enum):
 class Request:
     """One line of tokens on its way through the engine.
 
-    tokens: all known ids: the prompt, then what was sampled. A scored choice is a prompt that
-    samples nothing.
+    tokens: all known ids: the prompt, then what was sampled; while a step runs, behind them a draft
+    of `drafted` tokens. A scored choice is a prompt that samples nothing.
     prompt_length: how many of them were given.
     scored: a choice: its last token is scored, never computed, for it predicts nothing.
     samples: whether to go on sampling after the known tokens; else it ends when its
@@ -163,6 +164,10 @@ class Request:
     scheduled_end: int = 0
     publish_end: int = 0
 
+    # speculation: what is known about drafts, and how many of the tokens are one
+    drafting: Drafting | None = None
+    drafted: int = 0
+
     # queueing and accounting
     arrival: int = 0
     rank: tuple[int, int] = (0, 0)
@@ -182,9 +187,9 @@ class Request:
     @property
     def known_end(self) -> int:
         """Where the tokens that must be computed end. The last token of a scored choice predicts
-        nothing.
+        nothing, and those of a draft are not known.
         """
-        return len(self.tokens) - 1 if self.scored else len(self.tokens)
+        return len(self.tokens) - self.drafted - (1 if self.scored else 0)
 
     @property
     def key(self) -> RadixKey:
@@ -221,7 +226,19 @@ class Request:
         """Index of the next draw: its position counted from the last prompt token. The healing draw
         has 0.
         """
-        return len(self.tokens) - self.prompt_length + 1
+        return len(self.tokens) - self.drafted - self.prompt_length + 1
+
+    def take_draft(self, draft: IntArray) -> None:
+        """Let a draft stand behind the known tokens, for one step."""
+        self.tokens.extend(draft)
+        self.drafted = len(draft)
+
+    def drop_draft(self) -> IntArray:
+        """Take the draft off again and return it."""
+        draft = self.tokens.view()[len(self.tokens) - self.drafted :].copy()
+        self.tokens.truncate(len(self.tokens) - self.drafted)
+        self.drafted = 0
+        return draft
 
     @property
     def text_out(self) -> OutputText:

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 
 from stemma.backend.local.batch import Entry
 from stemma.backend.local.memory import DECODE_RUN, RequestMemory
-from stemma.backend.local.request import Request, State
+from stemma.backend.local.request import IntArray, Request, State
+from stemma.backend.local.speculation import NO_DRAFT, Speculation
 from stemma.backend.local.waiting_order import (
     MAX_OVERTAKEN,
     ORDERED_WINDOW,
@@ -38,7 +39,10 @@ class Step:
     entries: list[Entry] = field(default_factory=list)
     slots: set[int] = field(default_factory=set)
 
-    def add(self, request: Request, end: int) -> None:
+    def add(self, request: Request, end: int, draft: IntArray = NO_DRAFT) -> None:
+        if len(draft):
+            request.take_draft(draft)
+            end += len(draft)
         request.scheduled_end = end
         tokens, table = request.tokens.view(end), request.table.view(end)
         self.requests.append(request)
@@ -67,7 +71,8 @@ class Scheduler:
     """Queues and memory of all requests.
 
     policy: the order of admission, one of `WAITING_ORDERS`, see `waiting_order.py`.
-    max_overtaken: the bound B on overtaking.
+    max_overtaken: the bound B on overtaking. speculation: drafts for what decodes; None drafts
+    nothing.
 
     Whatever the order, at most B requests overtake one that waits, each admission counted: that is
     how often, in all its life, one that ranks behind it is admitted while it waits. Proof. Its
@@ -92,6 +97,7 @@ class Scheduler:
         max_running: int,
         max_step_tokens: int,
         max_overtaken: int = MAX_OVERTAKEN,
+        speculation: Speculation | None = None,
     ) -> None:
         if isinstance(policy, str) and policy not in WAITING_ORDERS:
             names = ", ".join(WAITING_ORDERS)
@@ -111,6 +117,7 @@ class Scheduler:
         self.retractions = 0
         self.order = WAITING_ORDERS[policy] if isinstance(policy, str) else policy
         self.max_overtaken = max_overtaken
+        self.speculation = speculation
         self._arrivals = 0
         self._blocked = False
         self._ended_pins = 0
@@ -142,10 +149,12 @@ class Scheduler:
         self._blocked = False
 
     def commit(self, step: Step) -> None:
-        """The step's forward pass went well: its tokens are computed."""
+        """The step's forward pass went well: its tokens are computed. Which of a draft stay is for
+        the caller to say.
+        """
         self.memory.cache.commit()
         for request in step.requests:
-            request.computed = request.scheduled_end
+            request.computed = request.scheduled_end - request.drafted
 
     def rollback(self, step: Step, *, failed: Collection[Request]) -> None:
         """The step went wrong: nothing of it stays in the tree. The failed requests are taken out,
@@ -153,6 +162,7 @@ class Scheduler:
         """
         for request in step.requests:
             self.running.remove(request)
+            request.drop_draft()
             self.memory.discard(request)
             if request in failed:
                 request.state = State.FINISHED
@@ -170,7 +180,10 @@ class Scheduler:
         self._look_at_pins()
         step = Step()
         retractions = self.retractions
-        budget = self.max_step_tokens - sum(r.is_decoding for r in self.running)
+        decoding = sum(r.is_decoding for r in self.running)
+        budget = self.max_step_tokens - decoding
+        if self.speculation is not None:
+            self.speculation.begin(decoding)
         for request in list(self.running):  # by rank: victims are always later in the list
             if request.state is State.RUNNING:
                 budget -= self._continue(request, step, budget)
@@ -188,19 +201,29 @@ class Scheduler:
     def _continue(self, request: Request, step: Step, budget: int) -> int:
         """Give a running request its rows; returns how many of the prefill budget it takes."""
         if request.is_decoding:
-            end = request.known_end
-            room = end <= len(request.table)  # nearly always, for slots are taken by the run
-            if not room:
-                spare = min(DECODE_RUN, request.remaining_output) - 1
-                room = self._make_room(request, step, end, spare=spare)
-            if room:
-                step.add(request, end)
-            return 0
+            return self._decode(request, step, budget)
         if self.memory.found(request) > request.computed:  # another one computed it, or does so now
             match = self.memory.match(request)
             self.memory.attach(request, match)
             request.count(0, match.length, cached=True)
         return self._add_chunk(request, step, budget, may_retract=True)
+
+    def _decode(self, request: Request, step: Step, budget: int) -> int:
+        """A row for the last token, which none of the budget pays for, and rows for a draft behind
+        it where there is room without taking it from others.
+        """
+        end = request.known_end
+        draft = NO_DRAFT
+        if self.speculation is not None and budget > 0 and request.remaining_output > 1:
+            draft = self.speculation.draft(request, min(budget, request.remaining_output - 1))
+        if end + len(draft) > len(request.table):  # seldom, for slots are taken by the run
+            spare = min(DECODE_RUN, request.remaining_output) - 1 - len(draft)
+            if not self._grow(request, step, end + len(draft), spare=max(spare, 0)):
+                draft = NO_DRAFT
+                if not self._make_room(request, step, end):
+                    return 0
+        step.add(request, end, draft)
+        return len(draft)
 
     def _add_chunk(self, request: Request, step: Step, budget: int, *, may_retract: bool) -> int:
         """Compute the next part of the prompt, after what is computed or pending; returns its

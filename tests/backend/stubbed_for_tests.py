@@ -34,6 +34,7 @@ from stemma.backend.local.memory import RequestMemory
 from stemma.backend.local.request import NOWHERE, Ints, Request, State
 from stemma.backend.local.sampler import sample
 from stemma.backend.local.scheduler import Scheduler
+from stemma.backend.local.speculation import Speculation
 from stemma.lang.sampling import SamplingParams
 
 Numbers = npt.NDArray[np.uint64]
@@ -313,7 +314,8 @@ class Stubbed:
             self.allocator, self.cache, prefix_cache=prefix_cache, clock=lambda: self.now
         )
         settings = {"policy": "lpm", "max_running": 8, "max_step_tokens": 64, **scheduling}
-        self.scheduler = Scheduler(self.memory, **settings)
+        speculation = Speculation(self.memory)
+        self.scheduler = Scheduler(self.memory, speculation=speculation, **settings)
         self.decoder = StubDecoder(self.allocator.capacity, self.faults)
         self.engine = Engine(
             self.decoder,  # type: ignore[arg-type]

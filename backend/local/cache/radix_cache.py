@@ -125,6 +125,12 @@ class RadixCache:
         """
         return [node for node, _ in self._tree.descend(key, self._tree.floor(len(key)))[0]]
 
+    def continuation(self, start: RadixNode, key: RadixKey, limit: int) -> Ints:
+        """The tokens cached behind `key`, which goes on from the end of `start`; at most `limit`,
+        at a fork those used last. Leaves no trace.
+        """
+        return self._tree.continuation(start, key, limit)
+
     def insert(
         self,
         key: RadixKey,

@@ -7,7 +7,7 @@ eviction and snapshots read them. Everything is a loop: a chain of any depth is 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -21,6 +21,11 @@ Edge: TypeAlias = Page | tuple[Namespace, Page]
 
 Path: TypeAlias = "list[tuple[RadixNode, int]]"
 """Nodes from the root down with how many leading tokens of each agree; all but the last: whole."""
+
+MANY_WAYS = 32
+"""More children than this, and which of them is used next is anybody's guess."""
+
+_NOTHING: Ints = np.empty(0, dtype=np.int32)
 
 Rank: TypeAlias = tuple[str, bytes]
 """An edge as a value with an order, in which pages with a common beginning are neighbours."""
@@ -124,13 +129,16 @@ class RadixTree:
         """`tokens` rounded down to whole pages."""
         return tokens - tokens % self.page_size
 
-    def descend(self, key: RadixKey, stop: int) -> tuple[Path, int]:
-        """Follow the first `stop` tokens (whole pages) as far as the tree has them.
+    def descend(
+        self, key: RadixKey, stop: int, *, start: RadixNode | None = None
+    ) -> tuple[Path, int]:
+        """Follow the first `stop` tokens (whole pages) as far as the tree has them, from the end of
+        `start` on, else from the root.
 
         Returns the path and its length in tokens, whole pages. Changes nothing.
         """
         path: Path = []
-        tokens, node, length = key.token_ids, self.root, 0
+        tokens, node, length = key.token_ids, start or self.root, 0
         while length < stop:
             child = node.children.get(self._edge(node, key.namespace, tokens, length))
             if child is None:
@@ -142,6 +150,29 @@ class RadixTree:
                 break
             node = child
         return path, length
+
+    def continuation(self, start: RadixNode, key: RadixKey, limit: int) -> Ints:
+        """The first `limit` tokens that the tree has behind the whole of `key`, or fewer; the key
+        begins at the end of `start`.
+
+        At a fork it goes on with the branch that was used last; where many went different ways,
+        nothing is to be told. Changes nothing.
+        """
+        whole = self.floor(len(key))
+        path, length = self.descend(key, whole, start=start)
+        node, agrees = path[-1] if path else (start, len(start))
+        if length < whole or node is self.root:
+            return _NOTHING
+        rest, ahead = key.token_ids[length:], node.key[agrees:]
+        while len(ahead) < len(rest) + limit and len(node.children) <= MANY_WAYS:
+            ways: Iterable[RadixNode] = node.children.values()
+            if not len(ahead):
+                ways = [child for child in ways if _begins(child.key, rest)]
+            following = max(ways, key=lambda child: child.last_access, default=None)
+            if following is None:
+                break
+            node, ahead = following, np.concatenate((ahead, following.key))
+        return ahead[len(rest) : len(rest) + limit] if _begins(ahead, rest) else _NOTHING
 
     def part_of_a_page(self, path: Path, key: RadixKey, length: int, stop: int) -> int:
         """How many of the tokens length..stop-1 the tree has behind a path of `length` tokens that
@@ -279,6 +310,11 @@ class RadixTree:
     def _edge(self, parent: RadixNode, namespace: Namespace, token_ids: Ints, start: int) -> Edge:
         page = page_at(token_ids, start, self.page_size)
         return (namespace, page) if parent is self.root else page
+
+
+def _begins(tokens: Ints, beginning: Ints) -> bool:
+    head = tokens[: len(beginning)]
+    return len(head) == len(beginning) and bool((head == beginning).all())
 
 
 def slots_of(path: Path) -> Ints:
