@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import partial
 
 from stemma.backend.base import Branch, ScoredChoices, Usage
-from stemma.interpreter.dispatcher import Timer
 from stemma.interpreter.events import (
     Failed,
     Forked,
@@ -21,7 +20,7 @@ from stemma.interpreter.events import (
     VariableStarted,
 )
 from stemma.interpreter.feed import Feed
-from stemma.interpreter.flight import Flight
+from stemma.interpreter.flight import Flight, draws_of
 from stemma.interpreter.landing import (
     Landing,
     broken_off,
@@ -46,7 +45,7 @@ from stemma.lang.ops import (
     Text,
 )
 from stemma.lang.reasoning import is_open
-from stemma.lang.sampling import derive_seed, merged
+from stemma.lang.sampling import derive_seed
 
 # The two kinds of seeds that a branch hands out, kept apart in the path they are derived from.
 _OF_BRANCH, _OF_DRAW = 0, 1
@@ -81,7 +80,6 @@ class Executor:
         self._taken: Task | None = None
         self._done: Task | object = NOT_YET
         self._flight: Flight | None = None
-        self._timer: Timer | None = None  # of the flight
         self._draws = 0
         self._scopes: list[int] = []
         self._listeners = Listeners(label, run.feed)
@@ -149,9 +147,7 @@ class Executor:
                 if not self._flight.landed():
                     return
                 flight, self._flight = self._flight, None
-                if self._timer is not None:
-                    self._timer.cancel()
-                    self._timer = None
+                flight.set_timer(None)
                 if self.error is None:
                     self._land(flight)
             elif not self.queue:
@@ -184,7 +180,7 @@ class Executor:
     def _abandon(self, flight: Flight) -> None:
         """Ended a while ago, and the backend still has not let go: go on without its answer."""
         if self._flight is flight:
-            self._flight = self._timer = None
+            self._flight = None
             self.advance()
 
     def _run_out(self, flight: Flight, seconds: float) -> None:
@@ -317,13 +313,6 @@ class Executor:
             self._listeners.tell(Forked(self.label, tuple(child.label for child in children)))
 
     def _generate(self, branch: Branch, operation: Gen, variable: Variable | None) -> None:
-        params = operation.params
-        if self.run.sampling is not None:
-            params = merged(self.run.sampling, params, operation.given)
-        seed = params.seed
-        if seed is None:
-            seed = derive_seed(self.key, _OF_DRAW, self._draws)
-        self._draws += 1
         flight = Flight(operation, variable)
         if operation.reasoning is not None:
             flight.marks = operation.marks or self.run.backend.reasoning_marks
@@ -332,8 +321,8 @@ class Executor:
             for name in (operation.reasoning, operation.name):
                 if name is not None:
                     self._listeners.tell(VariableStarted(self.label, name))
-        seeds = (seed, *(derive_seed(seed, i) for i in range(1, params.n)))
-        draws = [params.one_draw(seed) for seed in seeds]
+        draws = draws_of(operation, self.run.sampling, derive_seed(self.key, _OF_DRAW, self._draws))
+        self._draws += 1
         flight.handles += branch.sample(draws, heal=operation.heal)
         self._listeners.follow(flight)
         self._fly(flight)
@@ -341,9 +330,8 @@ class Executor:
     def _fly(self, flight: Flight) -> None:
         self._flight = flight
         if (seconds := flight.operation.timeout) is not None:
-            self._timer = self.run.dispatcher.call_in(
-                seconds, partial(self._run_out, flight, seconds)
-            )
+            run_out = partial(self._run_out, flight, seconds)
+            flight.set_timer(self.run.dispatcher.call_in(seconds, run_out))
         # From the backend's thread: only say that there is something to do.
         flight.on_arrival(lambda: self.run.dispatcher.call(self.advance))
 
@@ -412,9 +400,7 @@ class Executor:
             text = self._break_off(flight)
             annotate(error, flight.operation, self.label, text)
             flight.cancel()
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self.run.settle(partial(self._abandon, flight))
+            flight.set_timer(self.run.settle(partial(self._abandon, flight)))
             self._drop((flight.operation, flight.variable), error)
         # Nobody knows of a branch yet that waits for its fork.
         if self._listeners and self.branch is not None and not self.cancelled:

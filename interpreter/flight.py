@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stemma.backend.base import Generation, Pending
+from stemma.interpreter.dispatcher import Timer
 from stemma.interpreter.events import TextAdded
 from stemma.interpreter.feed import Feed
 from stemma.interpreter.variable import Variable
 from stemma.lang.ops import Gen, Score, Select
 from stemma.lang.reasoning import Marks, Part, ReasoningSplit
+from stemma.lang.sampling import SamplingParams, derive_seed, merged
 
 
 class Relay:
@@ -53,7 +55,8 @@ class Flight:
     """The operation that the backend is working on. One handle, or one per sample.
 
     marks: of a generation whose reasoning is kept apart. inside: it begins with reasoning.
-    over: nobody is told any more of what it still writes.
+    over: nobody is told any more of what it still writes. timer: of its limit, or, once it is
+    ended, of the backend's to let go.
     """
 
     operation: Gen | Select | Score
@@ -64,6 +67,7 @@ class Flight:
     marks: Marks | None = None
     inside: bool = False
     over: bool = False
+    timer: Timer | None = None
     _arrived: deque[Future[Any]] = field(default_factory=deque)
     _landed: int = 0
 
@@ -103,6 +107,12 @@ class Flight:
             relay.finish(text)
         self.over = True
 
+    def set_timer(self, timer: Timer | None) -> None:
+        """In place of the one that it had."""
+        if self.timer is not None:
+            self.timer.cancel()
+        self.timer = timer
+
     def new_split(self) -> ReasoningSplit | None:
         """For the text of a generation, where reasoning is kept apart in it."""
         return ReasoningSplit(self.marks, inside=self.inside) if self.marks is not None else None
@@ -138,3 +148,13 @@ class Flight:
         if (generation := self.generation()) is not None:
             generation.subscribe(pieces.append)
         return "".join(pieces)
+
+
+def draws_of(operation: Gen, defaults: SamplingParams | None, seed: int) -> list[SamplingParams]:
+    """One for each sample. `seed`: of the first, where nobody has given it one."""
+    params = operation.params
+    if defaults is not None:
+        params = merged(defaults, params, operation.given)
+    first = seed if params.seed is None else params.seed
+    seeds = (first, *(derive_seed(first, i) for i in range(1, params.n)))
+    return [params.one_draw(seed) for seed in seeds]

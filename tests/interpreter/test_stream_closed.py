@@ -285,19 +285,20 @@ def test_a_body_that_sleeps_holds_no_reader_of_a_cancelled_stream() -> None:
 
 
 def test_an_async_body_that_sleeps_is_woken_when_its_stream_is_closed() -> None:
-    woken = []
+    did: list[str] = []
 
     @st.function
     async def sleepy(s: st.ProgramState) -> None:
         s += st.gen("x")
         await s.get("x")
         try:
+            did.append("slept")
             await asyncio.sleep(60)
         finally:
-            woken.append(True)
+            did.append("woke")
 
     with sleepy.stream(backend=MockBackend(lambda t, p: "said")) as stream:
-        next(event for event in stream if isinstance(event, st.VariableFinished))
+        assert eventually(lambda: did == ["slept"])
     with pytest.raises(Cancelled):
         list(stream)
-    assert eventually(lambda: woken == [True])
+    assert eventually(lambda: did == ["slept", "woke"])
