@@ -52,6 +52,7 @@ SCRIPTS = [
     "fork_and_select",
     "few_shot_classifier",
     "self_consistency",
+    "first_answer",
     "chat",
     "batch_csv",
     "skeleton_of_thought",
@@ -108,6 +109,27 @@ def test_the_samples_of_the_vote_are_those_of_one_prompt() -> None:
     assert state["reasoning"] == replies
     assert example.vote(state["reasoning"]) == [("Greek", 12), ("Latin", 4)]
     assert len(set(backend.prompts)) == 1
+
+
+def test_the_first_answers_are_good_ones_and_the_rest_is_stopped() -> None:
+    example = load("first_answer")
+    good, bad = " fig, kiwi, lime, pear, plum", " fig, fig"
+    script = iter([bad, good, ConnectionError(), good, good, good, bad, bad, *[good] * 8])
+    backend = st.MockBackend(script)
+    assert example.ask.run(backend=backend).value[:2] == ([good] * 3, [good])
+    assert example.is_good(good)
+    for words in (bad, " fig, kiwi, lime, pear", " fig, , kiwi, lime, pear", ""):
+        assert not example.is_good(words)
+
+
+def test_where_too_few_answers_are_good_or_in_time_those_there_are_are_taken() -> None:
+    example = load("first_answer")
+    good = " fig, kiwi, lime, pear, plum"
+    backend = st.MockBackend(iter([good, *["bad"] * 7, *["slow"] * 8]))
+    assert example.ask.run(backend=backend).value[0] == [good]
+    backend = st.MockBackend(lambda text, params: good, delay=60)
+    assert example.ask.run(0.05, backend=backend).value == ([], [], [])
+    assert backend.running == 0
 
 
 numbers = strategies.integers(0, 10_000).map(str) | strategies.sampled_from(
@@ -441,3 +463,16 @@ def test_the_batch_writes_a_row_for_every_row(
     assert {row["opinion"] for row in rows} == {"positive", "negative"}
     computed, saved = tokens_told(capsys.readouterr().out, COMPUTED_AND_SAVED)
     assert 0 < computed * 5 < saved
+
+
+@pytest.mark.slow
+def test_the_first_answers_of_the_model_leave_the_engine_idle(
+    default_model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = load("first_answer")
+    example.main(str(default_model_folder))
+    output = capsys.readouterr().out
+    good = re.findall(r"^ - (.*)$", output, re.MULTILINE)
+    assert len(good) <= example.WANTED
+    assert all(map(example.is_good, good))
+    assert tokens_told(output, r"at work when all was told: (\d+), tokens locked: (\d+)") == [0, 0]
