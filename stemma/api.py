@@ -30,7 +30,7 @@ from stemma.interpreter.events import (
     VariableFinished,
     VariableStarted,
 )
-from stemma.interpreter.fork import Forks
+from stemma.interpreter.fork import Forks, Gathered
 from stemma.interpreter.meta import ChoiceMeta, Meta, ScoreMeta, SelectMeta
 from stemma.interpreter.picture import Picture, Segment
 from stemma.interpreter.program import Program, function
@@ -88,6 +88,7 @@ __all__ = [
     "Failed",
     "Forked",
     "Forks",
+    "Gathered",
     "Generation",
     "Joined",
     "LiteLLM",
