@@ -64,11 +64,16 @@ class Joined(Event):
 
 @dataclass(frozen=True, slots=True)
 class Failed(Event):
-    """An operation of the branch failed, or its time was over, or that of the run. A branch that was
-    cancelled on purpose has not failed.
-    """
+    """An operation of the branch failed, or its time was over, or that of the run."""
 
     error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped(Event):
+    """The program has cancelled the branch, or it lost a race: what is unfinished there never
+    comes.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from stemma.interpreter.events import (
     Failed,
     Forked,
     Selected,
+    Stopped,
     VariableFinished,
     VariableStarted,
 )
@@ -403,8 +404,9 @@ class Executor:
             flight.set_timer(self.run.settle(partial(self._abandon, flight)))
             self._drop((flight.operation, flight.variable), error)
         # Nobody knows of a branch yet that waits for its fork.
-        if self._listeners and self.branch is not None and not self.cancelled:
-            self._listeners.tell(Failed(self.label, error))
+        if self._listeners and self.branch is not None:
+            stopped = self.cancelled
+            self._listeners.tell(Stopped(self.label) if stopped else Failed(self.label, error))
         self.transcript.failure = f"{type(error).__name__}: {error}"
         if not self.cancelled:
             self.run.note_failure(error, main=self.main)

@@ -126,6 +126,8 @@ def _settings(operation: Gen) -> str:
         said.append(f"reasoning={operation.reasoning!r}")
     if not operation.heal:
         said.append("heal=False")
+    if operation.timeout is not None:
+        said.append(f"timeout={operation.timeout:g}")
     return _shown(" ".join(said), 2 * TEXT_WIDTH)
 
 

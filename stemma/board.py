@@ -18,6 +18,7 @@ from stemma.interpreter.events import (
     Event,
     Failed,
     Selected,
+    Stopped,
     TextAdded,
     VariableFinished,
     VariableStarted,
@@ -85,9 +86,10 @@ class Board:
                     told = f"  {share:.0%} of {len(chosen.probabilities)} choices"
                     row.text = Text(visible(choice.strip())).append(told, style="dim")
                     return self._finish(branch, variable)
-                case Failed(branch=branch):
+                case Failed(branch=branch) | Stopped(branch=branch):
+                    end = (" failed", "red") if isinstance(event, Failed) else (" stopped", "dim")
                     for key in [key for key in self._growing if key[0] == branch]:
-                        self._finish(*key).text.append(" failed", style="red")
+                        self._finish(*key).text.append(*end)
         return None
 
     def _row(self, branch: str, variable: str | None) -> Row:

@@ -16,6 +16,7 @@ from stemma.interpreter.events import (
     Failed,
     Forked,
     Selected,
+    Stopped,
     TextAdded,
     VariableFinished,
     VariableStarted,
@@ -96,6 +97,11 @@ def test_a_failed_branch_says_so() -> None:
         TextAdded("p/a", "half", "x"), TextAdded("p/b", "fine", "x"), Failed("p/a", ValueError())
     )
     assert lines(board) == ["p/a  x  half failed", "p/b  x  fine"]
+
+
+def test_a_branch_that_was_cancelled_says_so() -> None:
+    board = board_after(TextAdded("p/a", "half", "x"), Stopped("p/a"))
+    assert lines(board) == ["p/a  x  half stopped"]
 
 
 def test_a_model_cannot_steer_the_terminal() -> None:

@@ -271,6 +271,21 @@ def test_what_is_no_predicate_is_refused() -> None:
     race("0", judge)
 
 
+def test_the_stream_tells_who_has_lost() -> None:
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        branches = s.fork(["slow", "quick"])
+        branches += ["9" + st.gen("x"), "1" + st.gen("x")]
+        branches.race()
+
+    events = list(program.stream(backend=Paced()))
+    ends = [e for e in events if isinstance(e, st.Stopped | st.VariableFinished | st.Failed)]
+    assert ends == [
+        st.VariableFinished("program/quick", "x", "<1>"),
+        st.Stopped("program/slow"),
+    ]
+
+
 def test_an_outline_takes_the_first_branches() -> None:
     program = st.function(lambda s: _all(s).first(2)["x"])
     trace = program.trace()

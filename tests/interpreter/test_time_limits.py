@@ -199,3 +199,8 @@ def test_what_is_no_time_is_refused_where_it_is_written(
 ) -> None:
     with pytest.raises(InvalidArgument, match=r"timeout=.*above 0 seconds"):
         operation(seconds)
+
+
+def test_an_outline_tells_the_limit_of_a_gen() -> None:
+    program = st.function(lambda s: s.append(st.gen("x", max_tokens=8, timeout=1.5)))
+    assert "max_tokens=8 timeout=1.5" in str(program.trace())
