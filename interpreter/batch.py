@@ -127,12 +127,10 @@ class Batch:
         self._stopped: BaseException | None = None
 
     def _open(self, checkpoint: Checkpoint, program: str, code: str) -> None:
-        options = self._options
-        backend = options.get("replay") or options.get("backend") or default_backend()
         self._drawn = checkpoint.open(
             program=program,
             code=code,
-            model=backend.model_name,
+            backend=self._options.get("backend") or default_backend(),
             seed=self._seed,
             new_seed=secrets.randbits(63),
         )

@@ -62,9 +62,12 @@ class Checkpoint:
         """How many items it has records of."""
         return len(self._indices)
 
-    def open(self, *, program: str, code: str, model: str, seed: int | None, new_seed: int) -> int:
+    def open(
+        self, *, program: str, code: str, backend: Backend, seed: int | None, new_seed: int
+    ) -> int:
         """Read the file, or begin it; the seed of the batch.
 
+        program, code: the name, and the key of the body. backend: whose answers they are.
         seed: what the batch must have, None: that of the file. new_seed: of a file that begins now.
         Raises InvalidArgument for the file of another batch, for one that is no checkpoint, and
         while another run writes to it; OSError.
@@ -72,7 +75,8 @@ class Checkpoint:
         self._file = file = _opened(self.path)
         try:
             lines = self._whole_lines(file)
-            told = {"program": program, "code": code, "model": model}
+            told = {"program": program, "code": code}
+            told |= {"model": backend.model_name, "weights": backend.identity()}
             if not lines:
                 self.seed = new_seed if seed is None else seed
                 self._write({"stemma_batch": FORMAT, **told, "seed": self.seed})
@@ -175,6 +179,8 @@ class Checkpoint:
                 which = f"{name} {recorded.get(name)!r}, and now it is {value!r}"
                 if name == "code":
                     which = f"another source text of program {now['program']!r}"
+                elif name == "weights":
+                    which = f"other weights of {now['model']}, or computed in another way"
                 raise InvalidArgument(
                     f"checkpoint {self.path}: belongs to a batch with {which}: give another path, "
                     "or remove it to begin anew"
@@ -253,7 +259,7 @@ def item_key(index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> st
 def _lasting(value: Any, what: str) -> Any:
     """The value in a form that is the same in another process."""
     if isinstance(value, Backend):
-        return value.model_name
+        return [value.model_name, value.identity()]
     try:
         return encode(value, what)
     except InvalidArgument:

@@ -131,6 +131,7 @@ def test_a_seed_in_the_sampling_stays_the_seed(path: Path) -> None:
     [
         ({"seed": 2}, "with seed 1, and now it is 2"),
         ({"model": "another"}, "with model 'mock', and now it is 'another'"),
+        ({"version": "2"}, "with other weights of mock, or computed in another way"),
         ({"program": "other"}, "with program 'program', and now it is 'other'"),
         ({"code": "changed"}, "with another source text of program 'program'"),
     ],
@@ -142,6 +143,7 @@ def test_the_file_of_another_batch_is_refused(
     before = path.read_bytes()
     backend = MockBackend(echo)
     backend.model_name = change.get("model", "mock")
+    backend.model_version = change.get("version", "")
 
     def other(s: st.ProgramState, word: str) -> None:
         s += word
