@@ -221,6 +221,11 @@ def _take(record: Record, line: dict[str, Any], number: int) -> None:
         opened, closed = line["reasoning_marks"]
         record.reasoning_marks = opened, closed
         record.control_tokens = line["control_tokens"]
+    elif _MARK in line:
+        raise InvalidArgument(
+            f"replay={str(record.path)!r}: two runs were recorded into the file at once (line "
+            f"{number}): record each into its own, or both as a batch"
+        )
     elif "turn" in line:
         record.turns[line["turn"], line["role"], tuple(line["previous"])] = line
     elif "call" in line:
@@ -232,15 +237,15 @@ def _take(record: Record, line: dict[str, Any], number: int) -> None:
     else:
         parts = tuple(map(Part.from_json, line["parts"]))
         if "like" in line:
-            parts = _with_shared(record, *line["like"], parts)
+            like, whole, some = line["like"]
+            parts = _with_shared(record.prompts[like].parts, whole, some, parts)
         record.prompts[line["prompt"]] = Sent(line["after"], parts)
 
 
 def _with_shared(
-    record: Record, prompt: str, whole: int, some: int, parts: tuple[Part, ...]
+    before: tuple[Part, ...], whole: int, some: int, parts: tuple[Part, ...]
 ) -> tuple[Part, ...]:
-    """The parts of a prompt, with those that it shares with another one."""
-    before = record.prompts[prompt].parts
+    """The parts of a prompt behind those that it shares with the one before."""
     if some:
         joined = Part(parts[0].kind, before[whole].text[:some] + parts[0].text)
         parts = (joined, *parts[1:])

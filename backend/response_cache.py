@@ -11,6 +11,7 @@ import sqlite3
 import threading
 import time
 import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +87,7 @@ class ResponseCache:
         self._at_work = self._closed = False
         self._file = threading.Lock()  # held while the connection is used
         self._connection = self._open()
+        weakref.finalize(self, self._connection.close)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="stemma-cache")
 
     def _open(self) -> sqlite3.Connection:

@@ -417,3 +417,13 @@ def test_a_branch_goes_on_from_an_answer_as_if_it_had_been_computed(
         again = stats.misses - misses
         assert again < 0.05 * stats.hits, (again, stats.hits, steps)
         cached.responses.close()
+
+
+@pytest.mark.slow
+def test_weights_and_how_they_are_computed_tell_models_apart(tiny_model: Any) -> None:
+    identities = []
+    for seed, dtype in ((0, None), (1, None), (0, "float64"), (0, None)):
+        with st.LocalBackend(tiny_model(seed=seed), dtype=dtype, kv_tokens=100) as backend:
+            identities.append(backend.identity())
+    assert identities[0] == identities[3]
+    assert len(set(identities)) == 3

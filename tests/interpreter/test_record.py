@@ -356,6 +356,13 @@ def test_a_damaged_line_is_named(path: Path) -> None:
         talk.run("tea", replay=path)
 
 
+def test_two_runs_in_one_file_at_once_are_told(path: Path) -> None:
+    talk.run("tea", backend=st.MockBackend(write), record=path)
+    path.write_bytes(path.read_bytes() * 2)
+    with pytest.raises(InvalidArgument, match="two runs were recorded into the file at once"):
+        talk.run("tea", replay=path)
+
+
 def test_a_file_that_is_missing_is_told_how_to_make(path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"No such file .*record one by run\(record="):
         talk.run("tea", replay=path)
