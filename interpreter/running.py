@@ -126,7 +126,7 @@ def execute_in_background(program: Program, call: Call) -> Stream:
         with suppress(BaseException):  # readers of the feed and of the state raise it
             execute(program, state, call)
 
-    stream = Stream(state.for_readers(), feed)
+    stream = Stream(state._for_readers(), feed)
     _start_thread(body, f"stemma-{program.name}")
     return stream
 
@@ -145,7 +145,7 @@ def execute_in_loop(program: Program, call: Call) -> Stream:
         with suppress(Exception):  # readers of the feed and of the state raise it
             await execute_async(program, state, call)
 
-    stream = Stream(state.for_readers(), feed)
+    stream = Stream(state._for_readers(), feed)
     task = asyncio.get_running_loop().create_task(body(), name=f"stemma-{program.name}")
     _tasks.add(task)  # a loop refers to its tasks weakly
     task.add_done_callback(_tasks.discard)

@@ -64,7 +64,7 @@ class ProgramState(SglangNames):
         if executor.main:
             weakref.finalize(self._life, run.untold.warn)
 
-    def for_readers(self) -> ProgramState:
+    def _for_readers(self) -> ProgramState:
         """The same state for those outside of a streamed run, whose body has this one: what is done
         to one is done to both. When it goes out of use while the run goes on, that is cancelled.
         """

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from stemma.interpreter.events import Event
 from stemma.interpreter.feed import Feed
 from stemma.interpreter.state import ProgramState
+from stemma.interpreter.tasks import hand_on
 from stemma.lang.errors import Cancelled
 
 
@@ -31,8 +32,10 @@ class Stream:
     def __iter__(self) -> Iterator[Event]:
         try:
             yield from self._feed
-        except KeyboardInterrupt:
-            self.cancel()
+        except KeyboardInterrupt as error:
+            self.close()
+            if (told := self.state._run.stopped) is not None:
+                hand_on(told, error)
             raise
         except Exception as error:
             self.state._run.note_seen(error)

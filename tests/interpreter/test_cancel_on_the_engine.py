@@ -119,16 +119,29 @@ def test_the_timeout_of_a_batchs_item(watched: Watched) -> None:
     watched.check_idle()
 
 
-def test_an_interrupt(watched: Watched) -> None:
+def interrupt_soon(watched: Watched) -> None:
     def interrupt() -> None:
         watched.wait_until_at_work()
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
+
+
+def test_an_interrupt(watched: Watched) -> None:
+    interrupt_soon(watched)
     with pytest.raises(KeyboardInterrupt) as caught:
         st.function(plain).run(backend=watched.backend)
     check_told(caught.value)
     assert caught.value.state.label == "plain"  # type: ignore[attr-defined]
+    watched.check_idle()
+
+
+def test_an_interrupt_while_a_stream_is_read(watched: Watched) -> None:
+    stream = st.function(plain).stream(backend=watched.backend)
+    interrupt_soon(watched)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        list(stream)
+    check_told(caught.value)
     watched.check_idle()
 
 
