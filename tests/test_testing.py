@@ -236,7 +236,12 @@ def test_snapshots_are_named_after_their_tests(pytester: pytest.Pytester) -> Non
     pytester.runpytest_subprocess("--update-prompts").assert_outcomes(passed=3)
     names = sorted(path.name for path in (pytester.path / "snapshots" / "test_it").iterdir())
     assert names == sorted(
-        ["test_greeting.txt", "test_greeting-second.txt", "test_names-Bo-b.txt", "test_names-xc9.txt"]
+        [
+            "test_greeting.txt",
+            "test_greeting-second.txt",
+            "test_names-Bo-b.txt",
+            "test_names-xc9.txt",
+        ]
     )
     pytester.runpytest_subprocess().assert_outcomes(passed=3)
     pytester.makepyfile(test_it=SUITE.replace("Hello", "Good day"))
