@@ -78,7 +78,8 @@ async def execute_async(program: Program, state: ProgramState, call: Call) -> No
         run.value = await _begin(program, state, call)
         await run.until_idle().wait_async()
     except BaseException as error:
-        ours = interruption.end(error)
+        # Of a streamed run the loop may end, which is no error of the program's.
+        ours = interruption.end(error) or (run.background and _is_cancelling(error))
         run.cancel(_cut_short(program.name, error))
         await run.until_idle().wait_async()
         _raise_end(state, run.stopped if ours else error)
@@ -114,7 +115,11 @@ class _Interruption:
         """The body has ended; True if it was by this."""
         task, self._task = self._task, None
         alone = task is not None and self._cancelled and task.uncancel() <= self._before
-        return alone and isinstance(error, asyncio.CancelledError)
+        return alone and _is_cancelling(error)
+
+
+def _is_cancelling(error: BaseException | None) -> bool:
+    return isinstance(error, asyncio.CancelledError)
 
 
 def execute_in_background(program: Program, call: Call) -> Stream:
@@ -243,4 +248,5 @@ def _raise_end(state: ProgramState, error: BaseException | None) -> None:
 
 def _cut_short(name: str, error: BaseException) -> BaseException:
     """What other branches are told when a body ended by `error`."""
-    return Cancelled(f"the run of {name} was cut short by {type(error).__name__}: {error}")
+    why = f"{type(error).__name__}: {error}".removesuffix(": ")
+    return Cancelled(f"the run of {name} was cut short by {why}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -253,6 +254,24 @@ def test_astream_raises_the_programs_error_at_the_end() -> None:
             await stream.state.wait()
 
     asyncio.run(main())
+
+
+def test_a_loop_that_ends_before_its_stream_cancels_it_without_a_warning() -> None:
+    backend = endless()
+    streams = []
+
+    async def main() -> None:
+        streams.append(asynchronous.astream(backend=backend))
+        while not backend.running:
+            await asyncio.sleep(0.01)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        asyncio.run(main())
+        assert backend.running == 0
+        with pytest.raises(Cancelled, match="cut short by CancelledError"):
+            list(streams.pop())
+        gc.collect()
 
 
 def test_astream_of_an_async_program_without_a_loop_says_what_to_write() -> None:
