@@ -216,7 +216,7 @@ def find_model(report: Report, model: str | None) -> Path | None:
 
 
 def _kernels(device: torch.device) -> str:
-    from stemma.backend.local.native.build import compiler, library, library_path
+    from stemma.backend.local.native.build import compiler, instructions, library, library_path
 
     if device.type != "cpu":
         return "of torch"
@@ -224,7 +224,7 @@ def _kernels(device: torch.device) -> str:
     chosen = compiler()
     if isinstance(built, str) or chosen is None:
         return f"of torch, which is slower: {built}"
-    return f"in C++, built by {chosen}, in {library_path(chosen)}"
+    return f"in C++, int8 on {instructions(built)}, built by {chosen}, in {library_path(chosen)}"
 
 
 def check_folder(report: Report, folder: Path, device: torch.device, dtype: torch.dtype) -> None:

@@ -24,8 +24,8 @@ from stemma.lang.errors import InvalidArgument, ModelLoadError
 CompileMode = Literal["auto"] | bool
 
 FOLDER = Path(__file__).parent
-SOURCES = ("attention.cpp", "layers.cpp")
-HEADERS = ("vectors.h",)
+SOURCES = ("attention.cpp", "layers.cpp", "linears.cpp")
+HEADERS = ("products.h", "vectors.h")
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-fopenmp", "-Wno-psabi"),
     # A product and a sum are one rounding wherever they can be: the same code gives the same bits.
@@ -79,6 +79,12 @@ def library() -> ctypes.CDLL | str:
         return ctypes.CDLL(str(path))
     except (OSError, subprocess.SubprocessError) as error:
         return f"the kernels cannot be built or loaded: {error}"
+
+
+def instructions(library: ctypes.CDLL) -> str:
+    """What the int8 products run on: "AMX", "AVX-512 VNNI", ..."""
+    library.stemma_products.restype = ctypes.c_char_p
+    return str(library.stemma_products().decode())
 
 
 def compiler() -> Path | None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import platform
+import subprocess
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +15,7 @@ from torch import Tensor
 
 from stemma.backend.local.model.decoder import Decoder, Stages
 from stemma.backend.local.model.quantize import quantize
-from stemma.backend.local.native import layers
+from stemma.backend.local.native import build, layers
 from stemma.backend.local.native.layers import compiled_layers
 from tests.backend.model.test_quantize import make
 
@@ -41,27 +45,60 @@ def inputs(decoder: Decoder, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("inner", [48, 96, 128])
-@pytest.mark.parametrize("rows", [1, 3, 40])
+@pytest.mark.parametrize("rows", [1, 3, 4, 16, 17, 40])
 def test_they_compute_what_torch_does(
     library: ctypes.CDLL, bias: bool, inner: int, rows: int
 ) -> None:
     decoder = int8(attention_bias=bias, mlp_bias=bias, intermediate_size=inner)
-    functions = compiled(library, decoder)
+    functions, eager = compiled(library, deepcopy(decoder)), decoder.eager
     for layer in range(2):
         x, *rest = inputs(decoder, rows)
-        expected = decoder.eager.between(layer, x.clone(), *rest)
+        expected = eager.between(layer, x.clone(), *rest)
         for ours, theirs in zip(functions.between(layer, x, *rest), expected, strict=True):
             assert ours.shape == theirs.shape
             assert (ours - theirs).norm() < 0.01 * theirs.norm()
     x, attended, *rotation = inputs(decoder, rows)
-    for ours, theirs in zip(
-        functions.first(x, *rotation), decoder.eager.first(x, *rotation), strict=True
-    ):
+    for ours, theirs in zip(functions.first(x, *rotation), eager.first(x, *rotation), strict=True):
         assert (ours - theirs).norm() < 0.01 * theirs.norm()
-    hidden, exact = functions.last(x.clone(), attended), decoder.eager.last(x, attended)
+    hidden, exact = functions.last(x.clone(), attended), eager.last(x, attended)
     assert (hidden - exact).norm() < 0.01 * exact.norm()
-    logits, exact = functions.head(x), decoder.eager.head(x)
+    logits, exact = functions.head(x), eager.head(x)
     assert (logits - exact).norm() < 1e-5 * exact.norm()
+
+
+WAYS = {
+    "AVX-512": ["-mno-amx-int8"],
+    "AVX-VNNI": ["-mno-amx-int8", "-mno-avx512f"],
+    "AVX2": ["-mno-amx-int8", "-mno-avx512f", "-mno-avxvnni"],
+    "none of them": ["-mno-amx-int8", "-mno-avx512f", "-mno-avxvnni", "-mno-avx2"],
+}
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="flags of x86-64")
+@pytest.mark.parametrize("way", WAYS)
+def test_products_are_the_same_integers_whatever_the_processor_has(
+    library: ctypes.CDLL, way: str, tmp_path: Path
+) -> None:
+    """With less than this processor has, since it may not have more."""
+    chosen = build.compiler()
+    assert chosen is not None
+    made = tmp_path / "kernels.so"
+    sources = [str(build.FOLDER / "layers.cpp")]
+    command = [str(chosen), *build.FLAGS, *WAYS[way], *sources, *build._openmp(), "-o", str(made)]
+    subprocess.run(command, check=True)
+    other = ctypes.CDLL(str(made))
+    for shape in ({}, {"hidden_size": 128, "intermediate_size": 192}):
+        decoder = int8(**shape)
+        whole, part = compiled(library, deepcopy(decoder)), compiled(other, deepcopy(decoder))
+        for rows in (1, 2, 3, 4, 5, 16, 17, 40, 70):
+            x, *_ = inputs(decoder, rows)
+            assert part.head(x).equal(whole.head(x))  # one product, scaled
+
+
+def test_a_decoder_gives_its_weights_away(library: ctypes.CDLL) -> None:
+    decoder = int8()
+    compiled(library, decoder)
+    assert decoder.head.weight.numel() == decoder.blocks[1].down.weight.numel() == 0
 
 
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(library: ctypes.CDLL) -> None:
