@@ -17,7 +17,6 @@ namespace stemma {
 namespace {
 
 constexpr int kBlock = 32;       // keys
-constexpr int kQueries = 8;      // that the scores of a block are computed for at once
 constexpr int kTile = 32;        // rows that one task goes through, at most
 constexpr int kMaxDim = 256;
 constexpr int kMaxQueries = 256;  // of a tile: rows times query heads per KV head
@@ -90,29 +89,51 @@ struct Shape {
 // What one thread works with. All of it stays in the first cache levels.
 struct Work {
   alignas(64) float keys[kMaxDim * kBlock];                     // [dim][key]
-  alignas(64) float queries[(kMaxQueries + kQueries) * kMaxDim];  // scaled; some spare to read
-  alignas(64) float weights[(kMaxQueries + kQueries) * kBlock];
+  alignas(64) float queries[kMaxQueries * kMaxDim];             // scaled
+  alignas(64) float weights[kMaxQueries * kBlock];
   alignas(64) float out[kMaxQueries * kMaxDim];
-  float largest[kMaxQueries], total[kMaxQueries];
+  Vec total[kMaxQueries];  // by lane of the keys
+  float largest[kMaxQueries];
 };
 
-template <int D>
-void scores(const float* queries, const float* keys, int count, float* to) {
-  for (int at = 0; at < count; at += kQueries) {
-    Vec sums[kQueries][2] = {};
-    const float* q = queries + at * D;
-    for (int d = 0; d < D; ++d) {
-      const Vec low = load(keys + d * kBlock), high = load(keys + d * kBlock + kLanes);
-      for (int i = 0; i < kQueries; ++i) {
-        sums[i][0] += q[i * D + d] * low;
-        sums[i][1] += q[i * D + d] * high;
-      }
-    }
-    for (int i = 0; i < kQueries; ++i) {
-      store(to + (at + i) * kBlock, sums[i][0]);
-      store(to + (at + i) * kBlock + kLanes, sums[i][1]);
+// N queries times the keys of a block.
+template <int D, int N>
+void scores(const float* q, const float* keys, float* to) {
+  Vec sums[N][2] = {};
+  for (int d = 0; d < D; ++d) {
+    const Vec low = load(keys + d * kBlock), high = load(keys + d * kBlock + kLanes);
+    for (int i = 0; i < N; ++i) {
+      sums[i][0] += q[i * D + d] * low;
+      sums[i][1] += q[i * D + d] * high;
     }
   }
+  for (int i = 0; i < N; ++i) {
+    store(to + i * kBlock, sums[i][0]);
+    store(to + i * kBlock + kLanes, sums[i][1]);
+  }
+}
+
+template <int D>
+void scores(const float* q, const float* keys, int count, float* to) {
+  for (; count >= 8; count -= 8, q += 8 * D, to += 8 * kBlock) scores<D, 8>(q, keys, to);
+  for (; count >= 3; count -= 3, q += 3 * D, to += 3 * kBlock) scores<D, 3>(q, keys, to);
+  for (; count; --count, q += D, to += kBlock) scores<D, 1>(q, keys, to);
+}
+
+// Keys [low, high) of a block to [dim][key]; zeros for the others.
+template <int D>
+void turn_keys(const float* keys, const int32_t* slots, int low, int high, int64_t slot_stride,
+               float* to) {
+  for (int half = 0; half < kBlock; half += kLanes)
+    for (int d = 0; d < D; d += kLanes) {
+      Vec square[kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        const int j = half + i;
+        square[i] = j < low || j >= high ? Vec{} : load(keys + slots[j] * slot_stride + d);
+      }
+      transpose(square);
+      for (int i = 0; i < kLanes; ++i) store(to + (d + i) * kBlock + half, square[i]);
+    }
 }
 
 // N queries, C vectors of each value.
@@ -144,7 +165,7 @@ void add_values(const float* weights, const float* values, const int32_t* slots,
 }
 
 // The softmax of one query goes on over a block of which it sees lanes [low, high).
-inline void weigh(float* weights, int low, int high, float* largest, float* total, float* out,
+inline void weigh(float* weights, int low, int high, float* largest, Vec* total, float* out,
                   int dim) {
   IntVec lane;
   for (int i = 0; i < kLanes; ++i) lane[i] = i;
@@ -159,7 +180,7 @@ inline void weigh(float* weights, int low, int high, float* largest, float* tota
     x[i] = seen[i] ? exp_of(x[i] - most) : Vec{};
     store(weights + i * kLanes, x[i]);
   }
-  *total = *total * shrink + sum_of(x[0] + x[1]);
+  *total = *total * shrink + (x[0] + x[1]);
   *largest = most;
   if (shrink != 1.0f)
     for (int i = 0; i < dim; i += kLanes) store(out + i, load(out + i) * shrink);
@@ -176,14 +197,10 @@ void attend_run(const Plan& plan, const Run& run, int tile, const float* keys, c
     plan.seen(row, run.block, &own_low, &own_high);
     low = std::min(low, own_low);
   }
-  for (int j = low; j < high; ++j) {
-    const float* key = keys + slots[j] * shape.slot_stride;
-    for (int d = 0; d < D; ++d) work.keys[d * kBlock + j] = key[d];
-  }
+  turn_keys<D>(keys, slots, low, high, shape.slot_stride, work.keys);
   const int first = (run.first - tile) * shape.group;
   const int count = (run.last - run.first) * shape.group;
   float* weights = work.weights + first * kBlock;
-  // The weights of queries behind the last one are overwritten by whoever needs them.
   scores<D>(work.queries + first * D, work.keys, count, weights);
   for (int i = 0; i < count; ++i) {
     int own_low, own_high;
@@ -193,8 +210,10 @@ void attend_run(const Plan& plan, const Run& run, int tile, const float* keys, c
   }
   float* out = work.out + first * D;
   int at = 0;
-  for (; at + 4 <= count; at += 4)
-    add_values<4>(weights + at * kBlock, values, slots, low, high, shape.slot_stride, out + at * D, D);
+  for (; at + 6 <= count; at += 6)
+    add_values<6>(weights + at * kBlock, values, slots, low, high, shape.slot_stride, out + at * D, D);
+  for (; at + 3 <= count; at += 3)
+    add_values<3>(weights + at * kBlock, values, slots, low, high, shape.slot_stride, out + at * D, D);
   for (; at < count; ++at)
     add_values<1>(weights + at * kBlock, values, slots, low, high, shape.slot_stride, out + at * D, D);
 }
@@ -211,14 +230,15 @@ void attend_tile(const Plan& plan, int64_t tile, const float* q, int64_t q_strid
   const int count = (last - first) * shape.group;
   std::fill_n(work.out, count * D, 0.0f);
   std::fill_n(work.largest, count, -1e30f);
-  std::fill_n(work.total, count, 0.0f);
+  std::fill_n(work.total, count, Vec{});
   for (int64_t i = plan.tile_runs[tile]; i < plan.tile_runs[tile + 1]; ++i)
     attend_run<D>(plan, plan.runs[i], first, keys, values, shape, work);
-  for (int row = first; row < last; ++row)
-    for (int i = 0; i < width; ++i) {
-      const int query = (row - first) * shape.group + i / D;
-      out[row * out_stride + i] = work.out[(row - first) * width + i] / work.total[query];
-    }
+  for (int query = 0; query < count; ++query) {
+    const int row = first + query / shape.group;
+    float* to = out + row * out_stride + query % shape.group * D;
+    const float total = sum_of(work.total[query]);
+    for (int i = 0; i < D; ++i) to[i] = work.out[query * D + i] / total;
+  }
 }
 
 template <int D>

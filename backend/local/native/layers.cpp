@@ -63,19 +63,9 @@ STEMMA_ONCE float add_norm_quantise(float* x, const int32_t* product, float step
 // Each pair of lanes that are H apart becomes its sum and its difference.
 template <int H>
 Vec butterfly(Vec x) {
-  IntVec across;
   Vec sign;
-  for (int i = 0; i < kLanes; ++i) {
-    across[i] = i ^ H;
-    sign[i] = i & H ? -1.0f : 1.0f;
-  }
-#ifdef __clang__
-  Vec other;
-  for (int i = 0; i < kLanes; ++i) other[i] = x[across[i]];
-#else
-  const Vec other = __builtin_shuffle(x, across);
-#endif
-  return sign * x + other;
+  for (int i = 0; i < kLanes; ++i) sign[i] = i & H ? -1.0f : 1.0f;
+  return sign * x + across<H>(x);
 }
 
 // Each block of x times the Hadamard matrix of that size, by sums and differences.

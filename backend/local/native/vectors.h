@@ -19,16 +19,59 @@ inline void store(float* to, Vec x) { *reinterpret_cast<UnalignedVec*>(to) = x; 
 inline Vec all(float x) { return x - Vec{}; }
 inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
 
+// Lane i of the result: lane from[i] of x, or of y for numbers from 16 on.
+template <typename From>
+inline Vec picked(Vec x, Vec y, From from) {
+  IntVec lanes;
+  for (int i = 0; i < kLanes; ++i) lanes[i] = from(i);
+#ifdef __clang__
+  Vec to;
+  for (int i = 0; i < kLanes; ++i) to[i] = lanes[i] < kLanes ? x[lanes[i]] : y[lanes[i] - kLanes];
+  return to;
+#else
+  return __builtin_shuffle(x, y, lanes);
+#endif
+}
+
+// Each lane with the one that is H away.
+template <int H>
+inline Vec across(Vec x) {
+  return picked(x, x, [](int i) { return i ^ H; });
+}
+
+// By halves, always in the same order.
 inline float sum_of(Vec x) {
-  float total = 0.0f;
-  for (int i = 0; i < kLanes; ++i) total += x[i];
-  return total;
+  x += across<8>(x);
+  x += across<4>(x);
+  x += across<2>(x);
+  x += across<1>(x);
+  return x[0];
 }
 
 inline float largest_of(Vec x) {
-  float most = x[0];
-  for (int i = 1; i < kLanes; ++i) most = x[i] > most ? x[i] : most;
-  return most;
+  x = larger(x, across<8>(x));
+  x = larger(x, across<4>(x));
+  x = larger(x, across<2>(x));
+  x = larger(x, across<1>(x));
+  return x[0];
+}
+
+// Of a transpose of 16 by 16: swap the blocks of H rows and lanes that lie across the diagonal.
+template <int H>
+inline void swap_blocks(Vec* rows) {
+  for (int i = 0; i < kLanes; ++i)
+    if (!(i & H)) {
+      const Vec a = rows[i], b = rows[i + H];
+      rows[i] = picked(a, b, [](int lane) { return lane & H ? lane - H + kLanes : lane; });
+      rows[i + H] = picked(a, b, [](int lane) { return lane & H ? lane + kLanes : lane + H; });
+    }
+}
+
+inline void transpose(Vec* rows) {
+  swap_blocks<8>(rows);
+  swap_blocks<4>(rows);
+  swap_blocks<2>(rows);
+  swap_blocks<1>(rows);
 }
 
 // e^x to 2 units in the last place, for x up to 88; smaller than -87 counts as -87. NaN stays NaN.
