@@ -182,6 +182,10 @@ class Request:
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.tokens)
+        if self.prompt_length < (2 if self.scored else 1):
+            raise EngineInvariantError(
+                f"a request of {self.prompt_length} tokens leaves nothing to compute"
+            )
         self.publish_end = self.known_end
 
     @property

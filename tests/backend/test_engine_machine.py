@@ -192,6 +192,8 @@ class EngineMachine(RuleBasedStateMachine):
         wanted = []
         for number in range(tails):
             tokens = beginning + prompt.tail + bytes([number + 1]) * (tails > 1)
+            if kind.scored and len(tokens) == 1:
+                tokens += prompt.tail  # before a token that is scored there is another one
             room = KV_TOKENS[self.page_size] - len(tokens)
             wanted += [
                 replace(

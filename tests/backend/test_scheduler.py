@@ -15,13 +15,14 @@ from simulated_engine import HOME, Job, SimulatedEngine
 from stemma.backend.local.backend import LocalBackend
 from stemma.backend.local.cache.radix_key import RadixKey
 from stemma.backend.local.memory import DECODE_RUN
+from stemma.backend.local.request import Ints, Request
 from stemma.backend.local.waiting_order import (
     AGING_TOKENS,
     MAX_OVERTAKEN,
     WAITING_ORDERS,
     LongestPrefixFirst,
 )
-from stemma.lang.errors import InvalidArgument
+from stemma.lang.errors import EngineInvariantError, InvalidArgument
 from stemma.lang.sampling import SamplingParams
 from tests.backend.conftest import Make
 from tests.backend.stepped_for_tests import Stepped
@@ -347,3 +348,16 @@ def test_decoding_takes_slots_by_the_run_where_cached_tokens_must_go_for_them() 
     engine.submit(join(ids(1, 200), ids(500, 100)), ids(4, 48))
     engine.run()
     assert taken == [100, DECODE_RUN, DECODE_RUN, 48 - 1 - 2 * DECODE_RUN]
+
+
+@pytest.mark.parametrize(("tokens", "scored"), [(0, False), (1, True)])
+def test_request_that_leaves_nothing_to_compute_is_refused(tokens: int, scored: bool) -> None:
+    with pytest.raises(EngineInvariantError, match=f"a request of {tokens} tokens leaves nothing"):
+        Request(
+            tokens=Ints([1] * tokens),
+            namespace=HOME,
+            params=SamplingParams(),
+            on_finish=lambda _: None,
+            on_error=lambda _: None,
+            scored=scored,
+        )
