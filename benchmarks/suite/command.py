@@ -19,6 +19,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -44,13 +45,14 @@ def contenders(args: argparse.Namespace) -> list[Contender]:
     """All there are, ours first."""
     out = Path(args.out)
     compile = args.compile  # it must be had: what is measured is known then
+    best: dict[str, Any] = {"compile": compile, "quantization": "int8"}
     return [
-        Stemma("Stemma int8", "int8", compile=compile, quantization="int8"),
+        Stemma("Stemma int8", "int8", **best),
         Stemma("Stemma fp32", "fp32", compile=compile, quantization=None),
-        Stemma("fp32, first come", "fcfs", compile=compile, quantization=None, policy="fcfs"),
-        Stemma(
-            "fp32, no cache", "no-cache", compile=compile, quantization=None, prefix_cache=False
-        ),
+        Stemma("int8, no drafts", "no-drafts", speculation=False, **best),
+        Stemma("int8, first come", "fcfs", policy="fcfs", **best),
+        Stemma("int8, no tree attention", "no-tree", tree_attention=False, **best),
+        Stemma("int8, no cache", "no-cache", prefix_cache=False, **best),
         Peer(
             "transformers",
             "transformers",

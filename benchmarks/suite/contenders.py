@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import stemma as st
+from stemma.backend.local.native.attention import NativeAttention
 from stemma.lang.errors import StemmaError
 from suite.peers.serve import Setup
 from suite.work import TEMPERATURE, Call, Outcome, to_json
@@ -52,11 +53,14 @@ class Contender(ABC):
 
 
 class Stemma(Contender):
-    """Runs the program itself. options: of LocalBackend."""
+    """Runs the program itself. tree_attention: a shared prefix is read once for all rows below it;
+    False: by each of them. options: of LocalBackend.
+    """
 
-    def __init__(self, name: str, key: str, **options: Any) -> None:
+    def __init__(self, name: str, key: str, *, tree_attention: bool = True, **options: Any) -> None:
         super().__init__(name, key)
         self.options = options
+        self._tree_attention = tree_attention
         self._backend: st.LocalBackend | None = None
 
     @property
@@ -70,6 +74,11 @@ class Stemma(Contender):
             self._backend = st.LocalBackend(
                 setup.model, dtype="float32", kv_tokens=setup.kv_tokens, **self.options
             )
+            if not self._tree_attention:
+                attention = self._backend.engine.attention
+                if not isinstance(attention, NativeAttention):
+                    raise Unavailable("without the compiled kernels it cannot be turned off")
+                attention.share = False
             self._backend.warmup()
         except StemmaError as error:
             raise Unavailable(str(error)) from error

@@ -34,6 +34,7 @@ struct Plan {
   std::vector<int32_t> tile_rows;      // the first row of each tile, and the end
   std::vector<int64_t> tile_runs;      // where the runs of a tile begin, and the end
   std::vector<Run> runs;
+  bool share;  // whether rows go together at all
 
   int64_t rows() const { return static_cast<int64_t>(lengths.size()); }
 
@@ -67,7 +68,7 @@ struct Plan {
           open = false;
           continue;
         }
-        if (open && same(runs.back().longest, row, block)) {
+        if (open && share && same(runs.back().longest, row, block)) {
           runs.back().last = row + 1;
           if (lengths[row] > lengths[runs.back().longest]) runs.back().longest = row;
         } else {
@@ -266,11 +267,12 @@ using stemma::Plan;
 
 // The plan of one step. tables[i]: address of the slots of row i's sequence. lengths[i]: how many of
 // them it sees. window: the most that it sees, or 0. slots[i]: its own. group: query heads per KV
-// head. To be freed.
+// head. share: 0 sends every row through its keys alone. To be freed.
 extern "C" Plan* stemma_attention_plan(const int64_t* tables, const int64_t* lengths,
                                        const int64_t* slots, int64_t rows, int64_t window,
-                                       int group, int threads) {
+                                       int group, int share, int threads) {
   auto* plan = new Plan();
+  plan->share = share != 0;
   plan->lengths.assign(lengths, lengths + rows);
   plan->slots.assign(slots, slots + rows);
   for (int64_t row = 0; row < rows; ++row) {

@@ -20,9 +20,12 @@ _MAX_GROUP = 256
 
 
 class NativeAttention:
-    """See `TorchAttention`. pool: float32, on the CPU."""
+    """See `TorchAttention`. pool: float32, on the CPU. share: rows that have the same slots in a
+    block go through it together; False is for measuring what that is worth.
+    """
 
     kernel = "native"
+    share = True
 
     def __init__(
         self,
@@ -40,7 +43,7 @@ class NativeAttention:
         pointer, integer, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
         self.plan = library.stemma_attention_plan
         self.plan.restype = pointer
-        self.plan.argtypes = [pointer, pointer, pointer, size, size, integer, integer]
+        self.plan.argtypes = [pointer, pointer, pointer, size, size, integer, integer, integer]
         self.free = library.stemma_attention_free
         self.free.restype = None
         self.free.argtypes = [pointer]
@@ -83,6 +86,7 @@ class Attend:
             len(owners),
             attention.window or 0,
             attention.num_heads // self._kv_heads,
+            attention.share,
             self._threads,
         )
 

@@ -187,3 +187,14 @@ def test_a_kernel_that_is_wrong_is_not_used(
 
     monkeypatch.setattr(attention.Attend, "__call__", wrong)
     assert not works(library, 4, 2, 16)
+
+
+def test_rows_that_go_alone_have_the_same_bits(
+    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = list(range(100))
+    entries = [entry([*shared, *range(100 + 9 * i, 109 + 9 * i)], 95) for i in range(6)]
+    together = by_slot(library, entries, None)
+    monkeypatch.setattr(NativeAttention, "share", False)
+    alone = by_slot(library, entries, None)
+    assert all(alone[slot].equal(row) for slot, row in together.items())
