@@ -72,7 +72,8 @@ class ProgramState(SglangNames):
         other.__dict__ = self.__dict__
         reason = "its stream and its state are gone: keep one of them as long as it is to go on"
         error = Cancelled(f"nobody can read the run of {self._run.name} any more, for {reason}")
-        weakref.finalize(other, self._run.interrupt, error).atexit = False
+        # By a weak reference: what the run has failed by has a traceback, with `other` in its frames.
+        weakref.finalize(other, _interrupt, weakref.ref(self._run), error).atexit = False
         return other
 
     def __repr__(self) -> str:
@@ -260,6 +261,11 @@ class _Life:
 def _release(reference: weakref.ref[Executor]) -> None:
     if (executor := reference()) is not None:
         executor.release()
+
+
+def _interrupt(reference: weakref.ref[Run], error: BaseException) -> None:
+    if (run := reference()) is not None:
+        run.interrupt(error)
 
 
 def _refuse_offsets(what: str, offsets: Sequence[int] | None) -> None:
