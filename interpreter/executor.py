@@ -209,7 +209,7 @@ class Executor:
     def _cancel(self) -> None:
         """What it may have failed by before fails nobody, either."""
         if self.error is not None:
-            self.run.note_seen(self.error)
+            self.run.untold.told(self.error)
         text = self._flight.text_so_far() if self._flight is not None else ""
         self.stop(cancellation(self.label, text))
 
@@ -257,7 +257,7 @@ class Executor:
         try:
             branch.close()
         except Exception as error:  # nobody reads a closing: the end of the run tells
-            self.run.note_failure(error, main=False)
+            self.run.note_failure(error)
 
     # One operation
 
@@ -391,8 +391,8 @@ class Executor:
     def _fail(self, error: BaseException, task: Task, text: str = "") -> None:
         """The operation failed after writing `text`, and with it the branch."""
         annotate(error, task[0], self.label, text)
+        self._end(error)  # first: who reads the variable must find the branch failed
         self._drop(task, error)
-        self._end(error)
 
     def _end(self, error: BaseException) -> None:
         """Nothing more is done here: what is under way and what is queued fails."""
@@ -409,7 +409,7 @@ class Executor:
             self._listeners.tell(Stopped(self.label) if stopped else Failed(self.label, error))
         self.transcript.failure = f"{type(error).__name__}: {error}"
         if not self.cancelled:
-            self.run.note_failure(error, main=self.main)
+            self.run.note_failure(error, self)
         while self.queue:
             self._drop(self._take(), error)
 

@@ -183,17 +183,17 @@ class Forks(Sequence[ProgramState]):
         self, places: Sequence[int], errors: Mapping[int, BaseException]
     ) -> dict[str, list[Any]]:
         names = list(dict.fromkeys(name for i in places for name in self._states[i]._own))
-        lists = {}
-        for name in names:
-            column = [_defined(self._states[i], name, errors.get(i)) for i in places]
+        columns = {  # all of them first: a variable that a branch lacks leaves the parent as it was
+            name: [_defined(self._states[i], name, errors.get(i)) for i in places] for name in names
+        }
+        for name, column in columns.items():
             joined = Variable.of(
                 [variable.value for variable in column],
                 raw=[variable.raw for variable in column],
                 meta=[variable.meta for variable in column],
             )
             self._parent._follow(name, joined, self._parent._own)
-            lists[name] = [variable.value for variable in column]
-        return lists
+        return {name: [variable.value for variable in column] for name, column in columns.items()}
 
     def _append_again(self, states: Sequence[ProgramState]) -> None:
         pieces = (piece for state in states for piece in state._executor.transcript.own)

@@ -84,7 +84,7 @@ class Run:
         self.record: list[Transcript] = []
         self.fork_numbers = itertools.count()
         self.untold = Untold(name)
-        self._failures: list[tuple[BaseException, bool]] = []
+        self._failures: list[tuple[BaseException, Executor | None]] = []
         self._seen: dict[int, BaseException] = {}  # by id; held, so that an id stays one error's
         self._timer: Timer | None = None
 
@@ -102,11 +102,12 @@ class Run:
             )
         variable.wait()
 
-    def note_failure(self, error: BaseException, *, main: bool) -> None:
-        """Dispatcher only: a branch failed; `main` if it is the program's own."""
-        self._failures.append((error, main))
+    def note_failure(self, error: BaseException, executor: Executor | None = None) -> None:
+        """Dispatcher only: what `executor` did failed; without one, something nobody asked for."""
         if self.finished.done:
             self._note_untold(error)
+        else:
+            self._failures.append((error, executor))
 
     def note_seen(self, error: BaseException) -> None:
         """The program was told of `error` by a read or a join."""
@@ -169,7 +170,8 @@ class Run:
     def cancel_branches(self, labels: Iterable[str]) -> None:
         """Stop the branches with these labels, and all that have come of them."""
         lost = set(labels)
-        for executor in list(self.executors):
+        failed = [executor for _, executor in self._failures if executor is not None]
+        for executor in list(self.executors) + failed:
             parts = executor.label.split("/")
             if any("/".join(parts[:end]) in lost for end in range(1, len(parts) + 1)):
                 executor.cancel()
@@ -184,10 +186,14 @@ class Run:
         """Of an idle run, what its end has to raise: of the main branch, or told to nobody."""
         if self.stopped is not None:
             return self.stopped
-        for error, main in self._failures:
-            if main:
+        unread: list[BaseException] = []
+        for error, executor in self._failures:
+            if executor is not None and executor.main:
                 return error
-        return next((error for error, _ in self._failures if not self.was_seen(error)), None)
+            cancelled = executor is not None and executor.cancelled
+            if not cancelled and not self.was_seen(error):
+                unread.append(error)
+        return unread[0] if unread else None
 
     def finish(self, failure: BaseException | None = None) -> None:
         """The run has ended; readers of what it did not produce are told `failure`."""
@@ -209,13 +215,14 @@ class Run:
             self.untold.told(error)
 
     def _end_for_readers(self) -> None:
+        """First resolved, then closed: whoever has read to the end can read on without waiting."""
+        self.ended.finish()
         for executor in list(self.executors):
             executor.close_feeds()
         if self.feed is not None:
             if self.failure is None:
                 self.feed.put(Ended(self.name, self.value))
             self.feed.close(self.failure)
-        self.ended.finish()
 
     def enter(self) -> None:
         """The body of a streamed run begins in this context."""
