@@ -72,7 +72,7 @@ class ProgramState(SglangNames):
         other.__dict__ = self.__dict__
         reason = "its stream and its state are gone: keep one of them as long as it is to go on"
         error = Cancelled(f"nobody can read the run of {self._run.name} any more, for {reason}")
-        # By a weak reference: what the run has failed by has a traceback, with `other` in its frames.
+        # By a weak reference: what the run fails by has a traceback, with `other` in its frames.
         weakref.finalize(other, _interrupt, weakref.ref(self._run), error).atexit = False
         return other
 

@@ -1,4 +1,4 @@
-"""What a failure is to those who know of it, and to those who do not: one rule, whatever the timing."""
+"""Who is told of a failure, and what is left of it: the same whatever the timing."""
 
 from __future__ import annotations
 
