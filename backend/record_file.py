@@ -67,7 +67,7 @@ class Recording:
         self._written: set[object] = set()
         self._long: deque[tuple[str, tuple[Part, ...]]] = deque(maxlen=_LOOK_BACK)
         try:
-            if self.path.exists() and self.path.stat().st_size and not _is_record(self.path):
+            if not may_be_written(self.path):
                 raise InvalidArgument(
                     f"record={str(self.path)!r}: the file is there and is no record of Stemma's: "
                     "name another, or remove it"
@@ -279,6 +279,9 @@ def common_length(a: str, b: str) -> int:
     return low
 
 
-def _is_record(path: Path) -> bool:
+def may_be_written(path: Path) -> bool:
+    """False for a file that has something in it and is no record. Raises OSError."""
+    if not path.exists() or not path.stat().st_size:
+        return True
     with path.open("rb") as file:
         return file.read(len(_MARK) + 3).decode(errors="replace") == f'{{"{_MARK}"'

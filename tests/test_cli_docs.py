@@ -15,12 +15,11 @@ from tests.markdown_for_tests import fenced, table_rows
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "language.md"
 
 
-def commands() -> list[str]:
-    """The lines of the document that call the command."""
-    blocks = [block for block in fenced(DOCUMENT) if block.language == "console"]
-    lines = [line for block in blocks for line in block.code.splitlines()]
-    assert all(line.startswith("$ stemma ") for line in lines)
-    return [line.removeprefix("$ stemma ") for line in lines]
+def commands() -> list[list[str]]:
+    """The lines of the document that call the command, block by block."""
+    blocks = [block.code.splitlines() for block in fenced(DOCUMENT) if block.language == "console"]
+    assert all(line.startswith("$ stemma ") for lines in blocks for line in lines)
+    return [[line.removeprefix("$ stemma ") for line in lines] for lines in blocks]
 
 
 @pytest.fixture
@@ -34,11 +33,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("words", commands())
-def test_the_commands_of_the_document_run(words: str, folder: Path, tiny_model: Any) -> None:
-    done = run_stemma(*shlex.split(words), cwd=folder, STEMMA_MODEL=str(tiny_model()))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout or "--out" in words
+@pytest.mark.parametrize("lines", commands(), ids=lambda lines: lines[0])
+def test_the_commands_of_the_document_run(lines: list[str], folder: Path, tiny_model: Any) -> None:
+    for words in lines:
+        done = run_stemma(*shlex.split(words), cwd=folder, STEMMA_MODEL=str(tiny_model()))
+        assert done.returncode == 0, done.stderr
+        assert done.stdout or "--out" in words
 
 
 def test_the_json_has_the_keys_that_the_document_names(folder: Path, tiny_model: Any) -> None:

@@ -25,6 +25,8 @@ from stemma.commands.settings import (
     MaxTokens,
     Model,
     Out,
+    Record,
+    Replay,
     Retries,
     RunSettings,
     Seed,
@@ -104,13 +106,17 @@ def run(
     json: Json = False,
     show: Show = False,
     tree: Tree = False,
+    record: Record = None,
+    replay: Replay = None,
 ) -> None:
     """Run a program from a file and show its texts as they grow.
 
     The program's own arguments come after the file, as options; [bold]stemma run FILE.py --help[/]
     lists them. The options below may come there, too.
     """
-    settings = RunSettings(model, seed, timeout, temperature, max_tokens, json, show, tree)
+    settings = RunSettings(
+        model, seed, timeout, temperature, max_tokens, json, show, tree, record, replay
+    )
     from stemma.commands.run import run_target
 
     run_target(target, context.args, settings)

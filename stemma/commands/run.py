@@ -47,7 +47,11 @@ def run_target(target: str, arguments: Sequence[str], settings: RunSettings) -> 
 
 
 def _run(program: Program, arguments: Mapping[str, Any], settings: RunSettings) -> None:
-    with opened_backend(settings.model, Console(stderr=True)) as backend:
+    with (
+        nullcontext()  # its answers are in the record
+        if settings.replay is not None
+        else opened_backend(settings.model, Console(stderr=True))
+    ) as backend:
         stream = partial(
             program.stream,
             **arguments,
@@ -55,6 +59,8 @@ def _run(program: Program, arguments: Mapping[str, Any], settings: RunSettings) 
             sampling=settings.sampling(),
             seed=settings.seed,
             timeout=settings.timeout,
+            record=settings.record,
+            replay=settings.replay,
         )
         if settings.json:
             with stdout_on_stderr():
@@ -63,7 +69,7 @@ def _run(program: Program, arguments: Mapping[str, Any], settings: RunSettings) 
             return
         console = Console()
         tell(stream(), console, show=settings.show)
-        if settings.tree:
+        if settings.tree and backend is not None:
             console.print()
             console.print(backend.tree(), highlight=False)
 

@@ -78,6 +78,24 @@ Json = Annotated[
 ]
 Show = Annotated[bool, typer.Option("--show", help="Show at the end what ran, branch by branch.")]
 Tree = Annotated[bool, typer.Option("--tree", help="Show at the end the tree of cached prefixes.")]
+Record = Annotated[
+    Path | None,
+    typer.Option(
+        "--record",
+        metavar="<file>",
+        help="Write down what the model is asked and what it answers.",
+        show_default=False,
+    ),
+]
+Replay = Annotated[
+    Path | None,
+    typer.Option(
+        "--replay",
+        metavar="<file>",
+        help="Run on what --record has written, without a model.",
+        show_default=False,
+    ),
+]
 
 
 Html = Annotated[
@@ -195,11 +213,26 @@ class RunSettings(Settings):
     json: Json = False
     show: Show = False
     tree: Tree = False
+    record: Record = None
+    replay: Replay = None
 
     def check(self) -> None:
         Settings.check(self)
         if self.json and (self.show or self.tree):
             raise _bad("--json", "prints nothing else: leave out --show and --tree")
+        if self.record is not None:
+            if self.replay is not None:
+                raise _bad("--record", "a run is recorded or played back: leave out --replay")
+            _check_writable("--record", self.record)
+            from stemma.backend.record_file import may_be_written
+
+            if not may_be_written(self.record):
+                raise _bad("--record", f"{self.record}: is there and no record: name another file")
+        if self.replay is not None:
+            if self.model is not None or self.tree:
+                raise _bad("--replay", "runs without a model: leave out --model and --tree")
+            if not self.replay.is_file():
+                raise _bad("--replay", f"{self.replay}: there is no such file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +246,8 @@ class TreeSettings(Settings):
     def check(self) -> None:
         Settings.check(self)
         for option, path in (("--html", self.html), ("--svg", self.svg)):
-            if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-                raise _bad(option, f"{path}: must be a file in a folder that is there")
+            if path is not None:
+                _check_writable(option, path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,12 +289,16 @@ class BatchSettings(Settings):
         for option, path in written:
             if path is None:
                 continue
-            if path.is_dir() or not path.absolute().parent.is_dir():
-                raise _bad(option, f"{path}: must be a file in a folder that is there")
+            _check_writable(option, path)
             if path.resolve() == Path(data).resolve() or (option != "--out" and path == out):
                 raise _bad(
                     option, f"{path}: is another file of this command; give a path of its own"
                 )
+
+
+def _check_writable(option: str, path: Path) -> None:
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise _bad(option, f"{path}: must be a file in a folder that is there")
 
 
 def _bad(option: str, message: str) -> typer.BadParameter:
