@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stemma.backend.base import Backend, Branch, CacheMode, Completion, Namespace, Pending
+from stemma.backend.base import Backend, Branch, CacheMode, Completion, Namespace
 from stemma.backend.local.attention.executor import Attention
 from stemma.backend.local.attention.torch_attention import TorchAttention
 from stemma.backend.local.branch import LocalBranch
@@ -42,6 +42,7 @@ from stemma.backend.local.native.attention import NativeAttention, works
 from stemma.backend.local.native.build import CompileMode, kernels
 from stemma.backend.local.native.layers import compiled_layers
 from stemma.backend.local.native.linears import use_few_rows_linears
+from stemma.backend.local.offline import complete
 from stemma.backend.local.pins import Clock, Pin, pin_prefix
 from stemma.backend.local.reloading import reload_weights
 from stemma.backend.local.request import CacheUse, Ints, Request
@@ -50,13 +51,12 @@ from stemma.backend.local.sizing import choose_device, choose_dtype, make_pool
 from stemma.backend.local.speculation import Speculation
 from stemma.backend.local.threads import on_own_thread
 from stemma.backend.local.tokenizer import Tokenizer
-from stemma.backend.local.waiting_order import depth_first
 from stemma.lang.errors import (
     ContextOverflow,
     InvalidArgument,
     OutOfCacheMemory,
 )
-from stemma.lang.sampling import DEFAULT_MAX_TOKENS, SamplingParams, derive_seed
+from stemma.lang.sampling import DEFAULT_MAX_TOKENS, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -252,33 +252,8 @@ class LocalBackend(Backend):
         self.engine.check_may_wait()
         use = self._use(namespace, cache, priority)
         listed = [prompts] if isinstance(prompts, str) else prompts
-        seed = self.seed_of(params)
-        handles: list[Pending[Completion]] = []
-        requests: list[Request] = []
-        for prompt in listed:
-            ids = self._prompt_ids(prompt)
-            for k in range(params.n):
-                handle: Pending[Completion] = Pending()
-                handles.append(handle)
-                requests.append(
-                    self.make_request(
-                        ids,
-                        params,
-                        use.namespace,
-                        cache=use.mode,
-                        priority=use.priority,
-                        seed=derive_seed(seed, k) if k else seed,
-                        next_logprob=1 if prompt_logprobs else None,
-                        on_finish=_resolving(handle),
-                        on_error=handle.fail,
-                    )
-                )
-        self.submit(depth_first(requests))
-        try:
-            return [handle.result() for handle in handles]
-        except BaseException:
-            self.engine.cancel(requests)
-            raise
+        ids = [self._prompt_ids(prompt) for prompt in listed]
+        return complete(self, ids, params, use, prompt_logprobs=prompt_logprobs)
 
     def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
         if not isinstance(prompt, str):
@@ -476,8 +451,3 @@ class LocalBackend(Backend):
 
 
 _WARMUP = Namespace(extra_key="stemma-warmup")
-
-
-def _resolving(handle: Pending[Completion]) -> Callable[[Request], None]:
-    """What to do with a finished request: resolve the handle with its completion."""
-    return lambda request: handle.finish(request.completion())

@@ -25,21 +25,15 @@ from torch import Tensor
 from stemma.backend.base import TokenLogprob
 from stemma.backend.local.attention.executor import Attention
 from stemma.backend.local.batch import Batch, build_batch
-from stemma.backend.local.logit_rules import Draw
+from stemma.backend.local.drawing import BadRows, draw_tokens, score_known_tokens
 from stemma.backend.local.metrics import Counters, Stats, Stopwatch
 from stemma.backend.local.model.decoder import Decoder
 from stemma.backend.local.request import Request, State
-from stemma.backend.local.sampler import Sampled, SamplerError, sample, token_logprobs
+from stemma.backend.local.sampler import Sampled
 from stemma.backend.local.scheduler import Scheduler, Step, StepFailed
 from stemma.lang.errors import BackendClosed, Cancelled, EngineInvariantError, StemmaError
 
 T = TypeVar("T")
-
-LOGPROB_ROWS = 128
-"""Rows whose full logits are held at once where only log-probabilities of given tokens are
-wanted.
-"""
-
 
 # torch's worker threads do not survive os.fork(): a model in the child would hang at its first
 # product. So a process that was forked from one with an engine makes none.
@@ -62,14 +56,6 @@ def refuse_forked_process() -> None:
             "this process was forked from one that had run a model, and torch's threads do not "
             'survive that: start processes by multiprocessing.get_context("spawn")'
         )
-
-
-class _BadRows(Exception):
-    """Rows that no token can be drawn from or scored by, as errors of the requests they are of."""
-
-    def __init__(self, reasons: Mapping[Request, str]) -> None:
-        super().__init__(*reasons.values())
-        self.errors = {request: StemmaError(reason) for request, reason in reasons.items()}
 
 
 def _own_copy(error: Exception) -> Exception:
@@ -259,9 +245,9 @@ class Engine:
             with self.forwarding:
                 batch = build_batch(step.entries)
                 hidden = self._forward(batch)
-                scored = self._score_known_tokens(step, batch, hidden)
-                drawn = self._draw(step, batch, hidden)
-        except _BadRows as bad:
+                scored = score_known_tokens(self.decoder, step, batch, hidden)
+                drawn = draw_tokens(self.decoder, step, batch, hidden, self.end_ids)
+        except BadRows as bad:
             self._undo(step, bad.errors)
             return True
         except Exception as error:
@@ -300,37 +286,7 @@ class Engine:
         hidden: Tensor = self.decoder(token_ids, positions, self.attention.prepare(batch))
         return hidden
 
-    # -- after the forward pass: known tokens
-
-    def _score_known_tokens(
-        self, step: Step, batch: Batch, hidden: Tensor
-    ) -> list[list[TokenLogprob]]:
-        """Log-probabilities of the prompt tokens that this step predicts, per request."""
-        rows: list[int] = []
-        targets: list[int] = []
-        owners: list[int] = []
-        for i, (request, entry) in enumerate(zip(step.requests, step.entries, strict=True)):
-            first = request.next_logprob
-            if first is None:
-                continue
-            known = request.tokens.view(request.prompt_length)[first : request.scheduled_end + 1]
-            offset = first - 1 - entry.computed
-            rows += batch.rows_of(i)[offset : offset + len(known)].tolist()
-            targets += known.tolist()
-            owners += [i] * len(known)
-        top = max((step.requests[i].prompt_top_logprobs for i in owners), default=0)
-        scored: list[list[TokenLogprob]] = [[] for _ in step.requests]
-        for start in range(0, len(rows), LOGPROB_ROWS):
-            block = slice(start, start + LOGPROB_ROWS)
-            wanted = torch.tensor(rows[block], dtype=torch.int64).to(self.device)
-            try:
-                found = token_logprobs(self.decoder.logits(hidden[wanted]), targets[block], top)
-            except SamplerError as error:
-                at_fault = {owners[start + k]: why for k, why in error.reasons.items()}
-                raise _BadRows({step.requests[i]: why for i, why in at_fault.items()}) from error
-            for i, logprob in zip(owners[block], found, strict=True):
-                scored[i].append(logprob)
-        return scored
+    # -- after the forward pass
 
     def _accept_scored(self, request: Request, logprobs: list[TokenLogprob]) -> None:
         if request.next_logprob is not None and logprobs:
@@ -338,91 +294,6 @@ class Engine:
             request.next_logprob += len(logprobs)
         if not request.samples and request.computed >= request.known_end:
             self._finish(request)
-
-    # -- after the forward pass: new tokens
-
-    def _draw(
-        self, step: Step, batch: Batch, hidden: Tensor
-    ) -> list[tuple[Request, list[Sampled]]]:
-        """Draw for every request whose known tokens end in this step."""
-        drawing = [
-            (i, r)
-            for i, r in enumerate(step.requests)
-            if r.samples and r.scheduled_end == len(r.tokens)
-        ]
-        if not drawing:
-            return []
-        rows: list[int] = []
-        owners: list[Request] = []
-        draws: list[Draw] = []
-        for i, request in drawing:
-            own = batch.rows_of(i)
-            wanted = self._draws_of(request)
-            rows += own[len(own) - len(wanted) :].tolist()
-            owners += [request] * len(wanted)
-            draws += wanted
-        distinct, index = np.unique(np.array(rows, dtype=np.int64), return_inverse=True)
-        logits = self.decoder.logits(hidden[torch.from_numpy(distinct).to(self.device)])
-        try:
-            sampled = iter(sample(logits, index.tolist(), draws))
-        except SamplerError as error:
-            raise self._bad_draws(owners, error) from error
-        drawn: dict[Request, list[Sampled]] = {request: [] for _, request in drawing}
-        for request in owners:
-            drawn[request].append(next(sampled))
-        return list(drawn.items())
-
-    @staticmethod
-    def _bad_draws(owners: list[Request], error: SamplerError) -> _BadRows:
-        """The requests at fault. Not those of which only rows behind a draft's token are bad: they
-        may never come to that; they go on without drafts, and fail where they do.
-        """
-        at_fault: dict[Request, str] = {}
-        for k, why in error.reasons.items():
-            owner = owners[k]
-            if owner.drafting is not None and k > owners.index(owner):
-                owner.drafting.off = True
-            else:
-                at_fault[owner] = why
-        return _BadRows(at_fault)
-
-    def _draws_of(self, request: Request) -> list[Draw]:
-        """The draws of a request's last rows: of the last known token; before it of the one before
-        where that is healed; behind it of each token of a draft, as if it had been drawn.
-        """
-        counter, known = request.draw_counter, len(request.output_ids)
-        if request.heal is not None:
-            redone = self._draw_of(request, request.output_ids, 0, allowed=request.heal)
-            return [redone, self._draw_of(request, request.output_ids, counter)]
-        if not request.drafted:
-            return [self._draw_of(request, request.output_ids, counter)]
-        said = request.output_ids + request.tokens.view()[request.known_end :].tolist()
-        return [
-            self._draw_of(request, said[: known + i], counter + i)
-            for i in range(request.drafted + 1)
-        ]
-
-    def _draw_of(
-        self,
-        request: Request,
-        output_ids: list[int],
-        counter: int,
-        *,
-        allowed: np.ndarray | None = None,
-    ) -> Draw:
-        params = request.params
-        banned: tuple[int, ...] = ()
-        if allowed is None and len(output_ids) < params.min_tokens:
-            banned = (*self.end_ids, *params.stop_token_ids)
-        return Draw(
-            params=params,
-            seed=request.seed,
-            counter=counter,
-            prompt_ids=request.tokens.view(request.prompt_length),
-            output_ids=output_ids,
-            banned=banned,
-            allowed=allowed,
-        )
 
     def _accept_samples(self, request: Request, samples: list[Sampled]) -> None:
         if request.first_token_at is None:

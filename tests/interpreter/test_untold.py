@@ -37,12 +37,16 @@ def broken() -> MockBackend:
 
 def said(act: Callable[[], object]) -> list[warnings.WarningMessage]:
     """The warnings of `act`, and of what it has left behind going away."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        act()
-        for _ in range(20):
-            gc.collect()
-            time.sleep(0.01)
+    gc.freeze()  # only what comes now need be looked at, and often
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            act()
+            for _ in range(20):
+                gc.collect()
+                time.sleep(0.01)
+    finally:
+        gc.unfreeze()
     ours = [warning for warning in caught if warning.filename == __file__]
     return [warning for warning in ours if "nobody read it" in str(warning.message)]
 

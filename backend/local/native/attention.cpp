@@ -176,7 +176,7 @@ inline void weigh(float* weights, int low, int high, float* largest, Vec* total,
   Vec x[2] = {load(weights), load(weights + kLanes)};
   for (int i = 0; i < 2; ++i) x[i] = seen[i] ? x[i] : hidden;
   const float most = std::max(*largest, largest_of(larger(x[0], x[1])));
-  const float shrink = exp_of(*largest - most);
+  const float shrink = most == *largest ? 1.0f : exp_of(*largest - most);
   for (int i = 0; i < 2; ++i) {
     x[i] = seen[i] ? exp_of(x[i] - most) : Vec{};
     store(weights + i * kLanes, x[i]);

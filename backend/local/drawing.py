@@ -1,0 +1,150 @@
+"""What the engine takes from the hidden states of a step: log-probabilities of known tokens, and
+draws of new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stemma.backend.base import TokenLogprob
+from stemma.backend.local.batch import Batch
+from stemma.backend.local.logit_rules import Draw
+from stemma.backend.local.model.decoder import Decoder
+from stemma.backend.local.request import Request
+from stemma.backend.local.sampler import Sampled, SamplerError, sample, token_logprobs
+from stemma.backend.local.scheduler import Step
+from stemma.lang.errors import StemmaError
+
+LOGPROB_ROWS = 128
+"""Rows whose full logits are held at once where only log-probabilities of given tokens are
+wanted.
+"""
+
+
+class BadRows(Exception):
+    """Rows that no token can be drawn from or scored by, as errors of the requests they are of."""
+
+    def __init__(self, reasons: Mapping[Request, str]) -> None:
+        super().__init__(*reasons.values())
+        self.errors = {request: StemmaError(reason) for request, reason in reasons.items()}
+
+
+def score_known_tokens(
+    decoder: Decoder, step: Step, batch: Batch, hidden: Tensor
+) -> list[list[TokenLogprob]]:
+    """Log-probabilities of the prompt tokens that this step predicts, per request."""
+    rows: list[int] = []
+    targets: list[int] = []
+    owners: list[int] = []
+    for i, (request, entry) in enumerate(zip(step.requests, step.entries, strict=True)):
+        first = request.next_logprob
+        if first is None:
+            continue
+        known = request.tokens.view(request.prompt_length)[first : request.scheduled_end + 1]
+        offset = first - 1 - entry.computed
+        rows += batch.rows_of(i)[offset : offset + len(known)].tolist()
+        targets += known.tolist()
+        owners += [i] * len(known)
+    top = max((step.requests[i].prompt_top_logprobs for i in owners), default=0)
+    scored: list[list[TokenLogprob]] = [[] for _ in step.requests]
+    for start in range(0, len(rows), LOGPROB_ROWS):
+        block = slice(start, start + LOGPROB_ROWS)
+        wanted = torch.tensor(rows[block], dtype=torch.int64).to(hidden.device)
+        try:
+            found = token_logprobs(decoder.logits(hidden[wanted]), targets[block], top)
+        except SamplerError as error:
+            at_fault = {owners[start + k]: why for k, why in error.reasons.items()}
+            raise BadRows({step.requests[i]: why for i, why in at_fault.items()}) from error
+        for i, logprob in zip(owners[block], found, strict=True):
+            scored[i].append(logprob)
+    return scored
+
+
+def draw_tokens(
+    decoder: Decoder, step: Step, batch: Batch, hidden: Tensor, end_ids: frozenset[int]
+) -> list[tuple[Request, list[Sampled]]]:
+    """Draw for every request whose known tokens end in this step."""
+    drawing = [
+        (i, r)
+        for i, r in enumerate(step.requests)
+        if r.samples and r.scheduled_end == len(r.tokens)
+    ]
+    if not drawing:
+        return []
+    rows: list[int] = []
+    owners: list[Request] = []
+    draws: list[Draw] = []
+    for i, request in drawing:
+        own = batch.rows_of(i)
+        wanted = _draws_of(request, end_ids)
+        rows += own[len(own) - len(wanted) :].tolist()
+        owners += [request] * len(wanted)
+        draws += wanted
+    distinct, index = np.unique(np.array(rows, dtype=np.int64), return_inverse=True)
+    logits = decoder.logits(hidden[torch.from_numpy(distinct).to(hidden.device)])
+    try:
+        sampled = iter(sample(logits, index.tolist(), draws))
+    except SamplerError as error:
+        raise _bad_draws(owners, error) from error
+    drawn: dict[Request, list[Sampled]] = {request: [] for _, request in drawing}
+    for request in owners:
+        drawn[request].append(next(sampled))
+    return list(drawn.items())
+
+
+def _bad_draws(owners: list[Request], error: SamplerError) -> BadRows:
+    """The requests at fault. Not those of which only rows behind a draft's token are bad: they
+    may never come to that; they go on without drafts, and fail where they do.
+    """
+    at_fault: dict[Request, str] = {}
+    for k, why in error.reasons.items():
+        owner = owners[k]
+        if owner.drafting is not None and k > owners.index(owner):
+            owner.drafting.off = True
+        else:
+            at_fault[owner] = why
+    return BadRows(at_fault)
+
+
+def _draws_of(request: Request, end_ids: frozenset[int]) -> list[Draw]:
+    """The draws of a request's last rows: of the last known token; before it of the one before
+    where that is healed; behind it of each token of a draft, as if it had been drawn.
+    """
+    counter, known = request.draw_counter, len(request.output_ids)
+    if request.heal is not None:
+        redone = _draw_of(request, end_ids, request.output_ids, 0, allowed=request.heal)
+        return [redone, _draw_of(request, end_ids, request.output_ids, counter)]
+    if not request.drafted:
+        return [_draw_of(request, end_ids, request.output_ids, counter)]
+    said = request.output_ids + request.tokens.view()[request.known_end :].tolist()
+    return [
+        _draw_of(request, end_ids, said[: known + i], counter + i)
+        for i in range(request.drafted + 1)
+    ]
+
+
+def _draw_of(
+    request: Request,
+    end_ids: frozenset[int],
+    output_ids: list[int],
+    counter: int,
+    *,
+    allowed: np.ndarray | None = None,
+) -> Draw:
+    params = request.params
+    banned: tuple[int, ...] = ()
+    if allowed is None and len(output_ids) < params.min_tokens:
+        banned = (*end_ids, *params.stop_token_ids)
+    return Draw(
+        params=params,
+        seed=request.seed,
+        counter=counter,
+        prompt_ids=request.tokens.view(request.prompt_length),
+        output_ids=output_ids,
+        banned=banned,
+        allowed=allowed,
+    )
