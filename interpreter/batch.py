@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextvars
 import itertools
-import reprlib
 import secrets
 import threading
 import time
@@ -25,6 +24,7 @@ from collections.abc import (
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
+from stemma.interpreter.batch_failures import may_pass, note_item
 from stemma.interpreter.batch_order import BatchItem, depth_first
 from stemma.interpreter.checkpoint import Checkpoint, item_key
 from stemma.interpreter.default import default_backend
@@ -34,7 +34,7 @@ from stemma.interpreter.run import SETTLE_S
 from stemma.interpreter.running import in_own_thread
 from stemma.interpreter.state import ProgramState
 from stemma.interpreter.variable import async_waker
-from stemma.lang.errors import InvalidArgument, StemmaError, Timeout
+from stemma.lang.errors import InvalidArgument
 from stemma.lang.sampling import SamplingParams, checked_seed, derive_seed
 
 Concurrency = int | Literal["auto"]
@@ -47,11 +47,6 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
 
 # As SETTLE_S, where a person waits.
 INTERRUPT_S = 2.0
-
-# How an error names its item.
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = 60
-_SHORT.maxdict = 8
 
 
 class Prepared(NamedTuple):
@@ -239,7 +234,7 @@ class Batch:
             try:
                 result, resumed = self._result_of(index, item)
             except BaseException as error:
-                _note_item(error, index, item)
+                note_item(error, index, item)
                 result = error
                 if self._stop_at_error:
                     self._stop(error)
@@ -282,7 +277,7 @@ class Batch:
         kwargs = {**given, **self._own_seed(index, own)}
         if self._checkpoint is None:
             return self._run_item(index, args, kwargs), False
-        general = {"seed", "backend", "record", "replay"} - own.keys()
+        general = {"seed", "backend"} - own.keys()
         asked = {name: value for name, value in given.items() if name not in general}
         key = item_key(index, args, asked)
         if self._checkpoint.find(index, key):
@@ -388,22 +383,3 @@ def _has_seed(options: Mapping[str, Any]) -> bool:
     sampling = options.get("sampling")
     in_sampling = isinstance(sampling, SamplingParams) and sampling.seed is not None
     return in_sampling or options.get("seed") is not None
-
-
-def may_pass(error: BaseException) -> bool:
-    """Whether the same item with the same seed may do better next time.
-
-    So it is after a Timeout; an OSError, such as a lost connection or a full disk; and what an
-    operation met in the backend and is no refusal of ours. Any other error of the body's is a
-    matter of what was written, and the same seed writes the same.
-    """
-    if isinstance(error, StemmaError):
-        return isinstance(error, Timeout)
-    return isinstance(error, OSError) or getattr(error, "site", None) is not None
-
-
-def _note_item(error: BaseException, index: int, item: object) -> None:
-    """Say which item it was; of an error that several items share, the first that came by."""
-    notes: list[str] = getattr(error, "__notes__", [])
-    if not any(note.startswith("run_batch: item ") for note in notes):
-        error.add_note(f"run_batch: item {index}, {_SHORT.repr(item)}")

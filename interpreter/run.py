@@ -24,7 +24,7 @@ from stemma.lang.ops import Gen, Score, Select
 from stemma.lang.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from stemma.interpreter.executor import Executor
+    from stemma.interpreter.cursor import Cursor
 
 # How long a cancelled run waits for the backend to let go of its work before it goes on without.
 SETTLE_S = 10.0
@@ -79,12 +79,12 @@ class Run:
         self.stopped: BaseException | None = None
         self.failure: BaseException | None = None
         self.value: Any = None
-        self.executors: dict[Executor, None] = {}
+        self.executors: dict[Cursor, None] = {}
         self.usages: list[Usage] = []
         self.record: list[Transcript] = []
         self.fork_numbers = itertools.count()
         self.untold = Untold(name)
-        self._failures: list[tuple[BaseException, Executor | None]] = []
+        self._failures: list[tuple[BaseException, Cursor | None]] = []
         self._seen: dict[int, BaseException] = {}  # by id; held, so that an id stays one error's
         self._timer: Timer | None = None
 
@@ -102,7 +102,7 @@ class Run:
             )
         variable.wait()
 
-    def note_failure(self, error: BaseException, executor: Executor | None = None) -> None:
+    def note_failure(self, error: BaseException, executor: Cursor | None = None) -> None:
         """Dispatcher only: what `executor` did failed; without one, something nobody asked for."""
         if self.finished.done:
             self._note_untold(error)
@@ -233,7 +233,7 @@ class Run:
         return self.background and not self.ended.done and _inside.get() is not self
 
 
-def _count_down(executors: Iterable[Executor], done: Callable[[], object]) -> None:
+def _count_down(executors: Iterable[Cursor], done: Callable[[], object]) -> None:
     """Call `done()` once every executor is idle. Dispatcher only."""
     left = 1
 
