@@ -195,6 +195,13 @@ def named(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"
 
 
+def noted(value: Any) -> Any:
+    """A value in a form that can be compared; errors that stand in a list by their names."""
+    if isinstance(value, list):
+        return [noted(each) for each in value]
+    return f"error {named(value)}" if isinstance(value, BaseException) else shown(value)
+
+
 @dataclass
 class Record:
     """One run: what its body saw, its branches, and what it came to."""
@@ -245,7 +252,7 @@ class Live:
 
     async def read(self, s: st.ProgramState, name: str) -> Any:
         with self.seeing("read") as seen:
-            seen.append(shown(await s.get(name) if self.waits else s[name]))
+            seen.append(noted(await s.get(name) if self.waits else s[name]))
         return seen[0]
 
     async def whole(self, s: st.ProgramState, *, in_pieces: bool) -> Any:
@@ -274,15 +281,7 @@ class Live:
                 {
                     "labels": [full[label] for label in found.labels],
                     "errors": {full[label]: named(e) for label, e in found.errors.items()},
-                    "lists": {
-                        name: [
-                            f"error {named(each)}"
-                            if isinstance(each, BaseException)
-                            else shown(each)
-                            for each in values
-                        ]
-                        for name, values in found.items()
-                    },
+                    "lists": {name: noted(values) for name, values in found.items()},
                 }
             )
 
@@ -439,7 +438,7 @@ def check_variables(state: st.ProgramState, line: Line, *, stopped: bool) -> Non
         assert variable.done, (line.label, name)
         if variable.error is None:
             assert cell.error is None, (line.label, name)
-            assert _same(variable.value, cell.value), (line.label, name)
+            assert noted(variable.value) == cell.value, (line.label, name)
             continue
         allowed = {cell.error}
         if cell.owner.cancelled or cell.owner.maybe:
@@ -447,15 +446,6 @@ def check_variables(state: st.ProgramState, line: Line, *, stopped: bool) -> Non
         if stopped:
             allowed.add(INTERRUPTED)
         assert named(variable.error) in allowed, (line.label, name, variable.error, allowed)
-
-
-def _same(value: Any, expected: Any) -> bool:
-    if isinstance(value, list):
-        value = [
-            f"error {named(each)}" if isinstance(each, BaseException) else shown(each)
-            for each in value
-        ]
-    return bool(shown(value) == expected)
 
 
 def judge(record: Record, world: World, name: str, *, disturbed: bool) -> None:
