@@ -7,162 +7,38 @@ reference says, and that nothing is left of them.
 from __future__ import annotations
 
 import asyncio
-import faulthandler
-import gc
-import os
-import signal
-import sys
 import threading
-import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
 import stemma as st
-from stemma.backend.base import Backend, Pending
-from stemma.backend.local.backend import LocalBackend
-from stemma.backend.mock import Broken, Call, MockBackend, Reply
 from stemma.lang.errors import Cancelled, ContextOverflow, Timeout, TooFewBranches, UnknownVariable
-from stemma.lang.ops import ScopeBegin, ScopeEnd
-from stemma.lang.sampling import SamplingParams
-from tests.interpreter.random_programs_for_tests import (
-    WORDS,
-    Choose,
-    Draw,
-    Edge,
+from tests.interpreter.leftovers_for_tests import check_threads, eventually, watchdog
+from tests.interpreter.program_maker_for_tests import Maker
+from tests.interpreter.programs_for_tests import (
     First,
     Fork,
     Join,
-    Maker,
     Mine,
     Program,
     Step,
-    Weigh,
-    Write,
     at_once,
     play,
 )
-from tests.interpreter.reference_for_tests import (
+from tests.interpreter.reference_for_tests import Reference
+from tests.interpreter.reference_lines_for_tests import (
     CANCELLED,
     INTERRUPTED,
     UNKNOWN,
     Line,
-    Reference,
     Seen,
     shown,
 )
 from tests.interpreter.ways_to_run_for_tests import BATCH_CUTS, CUTS, Cut, leaving_no_task
-
-PATIENCE_S = 60.0
-
-
-# -- what programs run on
-
-
-class Fault(Exception):
-    """What the backend lets go wrong."""
-
-
-class Scripted(MockBackend):
-    """Replies follow from prompt and seed. A stop string or a choice "<fault>" fails the request,
-    "<hang>" lets it write its reply and never end.
-    """
-
-    def __init__(self, *, delay: float = 0.0, pieces: int = 1) -> None:
-        super().__init__(self._answer, scores=self._weigh, delay=delay, pieces=pieces)
-        self._hangs = False
-
-    @staticmethod
-    def _answer(prompt: str, params: SamplingParams) -> Reply:
-        seed = params.seed if params.temperature else 0
-        random = Random(f"{prompt}|{seed}|{params.temperature}")
-        text = "".join(" " + word for word in random.choices(WORDS, k=random.randint(0, 8)))
-        return Broken(text, Fault()) if "<fault>" in params.stop else text
-
-    @staticmethod
-    def _weigh(prompt: str, choice: str) -> list[float]:
-        random = Random(f"{prompt}|{choice}")
-        return [-random.random() for _ in range(len(choice.split()) or 1)]
-
-    def _start(self, pending: Pending[Any], call: Call) -> BaseException | None:
-        marks = call.params.stop if call.params is not None else call.choices
-        self._hangs = "<hang>" in marks
-        error = super()._start(pending, call)
-        return Fault() if call.params is None and "<fault>" in marks else error
-
-    def _play(self, steps: Sequence[Callable[[], object]]) -> None:
-        super()._play(steps[:-1] if self._hangs else steps)
-
-    def check_idle(self) -> None:
-        assert (self.running, self.open_branches, len(self._in_the_air)) == (0, 0, 0)
-
-
-class Idle:
-    """Whether an engine holds nothing for anybody."""
-
-    def __init__(self, backend: LocalBackend) -> None:
-        self.backend = backend
-
-    def check_idle(self) -> None:
-        stats = self.backend.stats()
-        assert (stats.running, stats.waiting) == (0, 0)
-        assert (stats.protected_tokens, stats.private_tokens) == (0, 0)
-        self.backend.check()
-
-
-def scripted_operation(step: Step) -> Any:
-    """What a step appends on a scripted backend."""
-    mark = () if (mood := getattr(step, "mood", "well")) == "well" else (f"<{mood}>",)
-    match step:
-        case Write(text=text):
-            return text
-        case Draw():
-            return st.gen(
-                step.name,
-                max_tokens=step.max_tokens,
-                n=step.n,
-                stop=[*step.stop, *mark] or None,
-                temperature=step.temperature,
-                timeout=step.timeout,
-            )
-        case Choose():
-            return st.select(step.name, [*step.choices, *mark])
-        case Weigh():
-            return st.score(mark[0] if mark else step.text, step.name)
-        case Edge(kind="scope"):
-            return ScopeBegin("scope") if step.begins else ScopeEnd(step.name)
-        case Edge():
-            return getattr(st, f"{step.kind}_{'begin' if step.begins else 'end'}")()
-    raise AssertionError(step)
-
-
-def model_operation(step: Step) -> Any:
-    """On a model: it fails where it has no room, and hangs where it has a lot to write."""
-    if not isinstance(step, Draw) or step.mood == "well":
-        return scripted_operation(step)
-    limit = 10**6 if step.mood == "fault" else 4000
-    return st.gen(
-        step.name,
-        max_tokens=limit,
-        n=step.n,
-        ignore_eos=True,
-        temperature=step.temperature,
-        timeout=step.timeout,
-    )
-
-
-@dataclass(frozen=True)
-class World:
-    """backend: of the programs. reference: another with the same answers, used one by one."""
-
-    backend: Backend
-    reference: Backend
-    operation: Callable[[Step], Any]
-    check_idle: Callable[[], None]
-    choices_fail: bool
-
+from tests.interpreter.worlds_for_tests import Fault, Scripted, World
 
 # -- programs
 
@@ -364,50 +240,6 @@ def program_of(records: list[Record], world: World, *, waits: bool, holds: bool)
 
 
 # -- judging
-
-
-@contextmanager
-def watchdog(what: str) -> Iterator[None]:
-    """Interrupts what takes too long, after telling where all threads are."""
-
-    def bark() -> None:
-        out = sys.__stderr__
-        print(f"{what}: hangs", file=out, flush=True)
-        faulthandler.dump_traceback(file=out, all_threads=True)  # type: ignore[arg-type]
-        os.kill(os.getpid(), signal.SIGINT)
-
-    timer = threading.Timer(PATIENCE_S, bark)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()
-
-
-def eventually(check: Callable[[], None]) -> None:
-    """Until it raises nothing."""
-    end = time.monotonic() + 10
-    pause = 0.0005
-    while True:
-        try:
-            check()
-            return
-        except AssertionError:
-            if time.monotonic() > end:
-                raise
-        time.sleep(pause)
-        if pause > 0.005:
-            gc.collect()
-        pause = min(2 * pause, 0.1)
-
-
-def check_threads(before: set[threading.Thread]) -> None:
-    """No thread is there that was not there before, but those that are the process's."""
-    lasting = {"stemma-dispatcher", "mock-clock", "stemma-engine"}
-    new = [t for t in threading.enumerate() if t not in before and t.name not in lasting]
-    assert not new, new
 
 
 def check_lines(record: Record, reference: Reference, *, stopped: bool) -> None:

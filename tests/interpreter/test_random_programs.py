@@ -16,13 +16,13 @@ import pytest
 
 from stemma.backend.local.backend import LocalBackend
 from tests.conftest import TinyModel
-from tests.interpreter.live_programs_for_tests import (
+from tests.interpreter.live_programs_for_tests import try_one
+from tests.interpreter.worlds_for_tests import (
     Idle,
     Scripted,
     World,
     model_operation,
     scripted_operation,
-    try_one,
 )
 
 EXAMPLES = int(os.environ.get("STEMMA_EXAMPLES", "150"))
