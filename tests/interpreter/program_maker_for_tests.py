@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -48,9 +48,10 @@ class Maker:
     endless: bool = False
     left: int = 0
     numbers: int = 0
+    named: list[str] = field(default_factory=list)
 
     def program(self) -> Program:
-        self.left = self.random.randint(6, 26)
+        self.left = self.random.randint(8, 40)
         return (Write("Go "), *self.steps(0))
 
     def unique(self, letter: str) -> str:
@@ -61,7 +62,12 @@ class Maker:
         return self.random.random() < share
 
     def name(self) -> str:
-        return self.random.choice("abcd")
+        self.named.append(self.random.choice("abcd"))
+        return self.named[-1]
+
+    def known(self) -> str:
+        """A variable to read, most often one that is there."""
+        return self.random.choice(self.named if self.named and self.chance(0.9) else "abcde")
 
     def text(self) -> str:
         words = self.random.choices(WORDS, k=self.random.randint(1, 3))
@@ -69,7 +75,7 @@ class Maker:
 
     def steps(self, depth: int, *, reads: bool = True, open: bool = False) -> Program:
         made: list[Step] = []
-        for _ in range(self.random.randint(1, 6 if depth == 0 else 3)):
+        for _ in range(self.random.randint(3, 8) if depth == 0 else self.random.randint(1, 3)):
             if self.left <= 0 and made:
                 break
             self.left -= 1
@@ -82,7 +88,7 @@ class Maker:
         if reads:
             kinds |= {"read": 2, "quote": 1.5, "whole": 0.8}
         if depth < 3:
-            kinds |= {"fork": 3.5, "call": 1, "scope": 0.8, "try": 1}
+            kinds |= {"fork": 4, "call": 1, "scope": 0.8, "try": 1.5}
             if not open:
                 kinds |= {"message": 1}
         if self.faulty:
@@ -99,9 +105,9 @@ class Maker:
             case "assign":
                 return Assign(self.name(), self.random.choice([7, "set", None]))
             case "read":
-                return Read(self.random.choice("abcde"))
+                return Read(self.known())
             case "quote":
-                return Quote(self.name())
+                return Quote(self.known())
             case "whole":
                 return Whole(in_pieces=self.chance(0.4))
             case "call":
@@ -121,7 +127,7 @@ class Maker:
                 return self.fork(deeper, reads, open)
 
     def draw(self, name: str | None = None) -> Draw:
-        if self.faulty and name is None and self.chance(0.06):
+        if self.faulty and name is None and self.chance(0.08):
             return Draw(self.unique("fault"), 8, n=self.random.choice([1, 1, 3]), mood="fault")
         if self.faulty and name is None and self.chance(0.04):
             return Draw(
@@ -171,12 +177,15 @@ class Maker:
                 sorted(self.random.sample(range(count), self.random.randint(1, count)))
             )
             hanging = tuple(place for place in cancelled if self.chance(0.3))
+            if self.faulty and self.chance(0.4):
+                place = cancelled[0]
+                bodies[place] = (*bodies[place], Draw(self.unique("fault"), 8, mood="fault"))
         for place in hanging:
             hang = Draw(self.unique("hang"), 8, mood="hang")
             after = self.steps(3, reads=False, open=open)
             bodies[place] = (*bodies[place], hang, *after)
         if reads and count and self.chance(0.3):
-            ends.append(Gather(self.name()))
+            ends.append(Gather(self.known()))
         if count and self.chance(0.3):
             place = self.random.randrange(count)
             ends.append(GoOn(place, self.steps(3, reads=reads, open=open)))

@@ -59,7 +59,11 @@ class Scripted(MockBackend):
         return Fault() if call.params is None and "<fault>" in marks else error
 
     def _play(self, steps: Sequence[Callable[[], object]]) -> None:
+        """Each in a time of its own; what hangs never comes to its last step."""
+        delay = self.delay
+        self.delay = delay * Random(len(self.calls)).choice([0, 0.5, 1, 2])
         super()._play(steps[:-1] if self._hangs else steps)
+        self.delay = delay
 
     def check_idle(self) -> None:
         assert (self.running, self.open_branches, len(self._in_the_air)) == (0, 0, 0)
