@@ -17,13 +17,19 @@ PATIENCE_S = 60.0
 
 @contextmanager
 def watchdog(what: str) -> Iterator[None]:
-    """Interrupts what takes too long, after telling where all threads are."""
+    """Interrupts what takes too long, after telling where all threads are; if that does not help,
+    it ends the process.
+    """
+    over = threading.Event()
 
     def bark() -> None:
         out = sys.__stderr__
+        assert out is not None
         print(f"{what}: hangs", file=out, flush=True)
-        faulthandler.dump_traceback(file=out, all_threads=True)  # type: ignore[arg-type]
+        faulthandler.dump_traceback(file=out, all_threads=True)
         os.kill(os.getpid(), signal.SIGINT)
+        if not over.wait(PATIENCE_S):
+            os._exit(1)
 
     timer = threading.Timer(PATIENCE_S, bark)
     timer.daemon = True
@@ -31,6 +37,7 @@ def watchdog(what: str) -> Iterator[None]:
     try:
         yield
     finally:
+        over.set()
         timer.cancel()
         timer.join()
 
