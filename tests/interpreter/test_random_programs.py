@@ -25,7 +25,7 @@ from tests.interpreter.worlds_for_tests import (
     scripted_operation,
 )
 
-EXAMPLES = int(os.environ.get("STEMMA_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("STEMMA_EXAMPLES", "100"))
 FIRST = int(os.environ.get("STEMMA_FIRST", "0"))
 
 pytestmark = [
