@@ -129,7 +129,8 @@ class Reference:
         if line.cancelled:
             return {CANCELLED, line.error}, True
         if line.error is not None and line.error in self.told:
-            return errors | {line.error}, not line.from_parent
+            # A read that was interrupted has told nobody.
+            return errors | {line.error}, not line.from_parent and not self.interrupted
         return errors, False
 
     # Machine
