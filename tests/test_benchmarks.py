@@ -18,7 +18,7 @@ from suite.measure import Measured, Runs
 from suite.peers.llama_cpp_peer import Line, shared_parts, shares
 from suite.peers.serve import Setup
 from suite.recorder import Recorder
-from suite.report import as_json, latency_table, table, write_plot
+from suite.report import as_json, latency_table, parts_table, table, write_plot
 from suite.work import Call, Outcome, Ready, Replay, common_length
 from suite.workloads import WORKLOADS, Size
 
@@ -128,6 +128,17 @@ def test_the_command_writes_its_results(setup: Setup, tmp_path: Path) -> None:
     written = json.loads((tmp_path / "results.json").read_text())
     assert written["contenders"].keys() == {"fp32", "no-cache"}
     assert [each["name"] for each in written["workloads"]] == ["LLM judge"]
+
+
+def test_parts_of_the_time_are_all_of_it(setup: Setup) -> None:
+    ours = Stemma("ours", "fp32", compile=False)
+    measured = suite_on(setup, [ours], ["no-sharing"], pairs=2)
+    for outcome in measured.runs[0].outcomes["fp32"]:
+        assert sum(outcome.parts.values()) == pytest.approx(outcome.seconds)
+        assert min(outcome.parts.values()) > 0
+    found = parts_table(measured)
+    assert found is not None
+    assert found.row_count == 1
 
 
 def test_the_command_refuses_names_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ from suite.contenders import Contender, Peer, Stemma
 from suite.floor import Floor
 from suite.measure import Measured, add_floors, measure, record, start_all
 from suite.peers.serve import Setup
-from suite.report import latency_table, machine, table, write_json, write_plot
+from suite.report import latency_table, machine, parts_table, table, write_json, write_plot
 from suite.workloads import FULL, QUICK, WORKLOADS, Size
 
 KV_TOKENS = 32_768
@@ -186,8 +186,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     title = f"{folder.name}, {machine()}, {args.threads} threads, medians of up to {pairs} runs"
     console.print(table(measured, title))
-    if (waits := latency_table(measured)) is not None:
-        console.print(waits)
+    for more in (latency_table(measured), parts_table(measured)):
+        if more is not None:
+            console.print(more)
     settings = {
         "model": folder.name,
         "quick": args.quick,

@@ -89,8 +89,14 @@ class Stemma(Contender):
         seconds, states = run_program(workload, self.backend, self._seed)
         after = self.backend.stats()
 
+        def spent(what: str) -> float:
+            return float(getattr(after, what) - getattr(before, what))
+
         def more(count: str) -> int:
-            return int(getattr(after, count) - getattr(before, count))
+            return int(spent(count))
+
+        steps_s = spent("step_seconds")
+        forward_s, scheduling_s = spent("forward_seconds"), spent("scheduling_seconds")
 
         return Outcome(
             seconds=seconds,
@@ -100,6 +106,12 @@ class Stemma(Contender):
             rows=more("computed_tokens"),
             steps=more("steps"),
             first_token_s=[s for state in states for s in state.value or ()],
+            parts={
+                "model and draws": forward_s,
+                "tree and scheduling": scheduling_s,
+                "texts, stops, results": steps_s - forward_s - scheduling_s,
+                "between steps": seconds - steps_s,
+            },
         )
 
     def close(self) -> None:

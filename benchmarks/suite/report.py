@@ -91,6 +91,28 @@ def latency_table(measured: Measured) -> Table | None:
     return found
 
 
+def parts_table(measured: Measured) -> Table | None:
+    """What our best setting spends its time on; None where it is not there."""
+    reference = next(iter(references(measured.names)), None)
+    if reference is None:
+        return None
+    rows = []
+    for runs in measured.runs:
+        if outcomes := runs.outcomes.get(reference):
+            whole = sum(outcome.seconds for outcome in outcomes)
+            shares = {
+                part: sum(outcome.parts[part] for outcome in outcomes) / whole
+                for part in outcomes[0].parts
+            }
+            rows.append((runs.workload, shares))
+    if not rows:
+        return None
+    found = Table("work", *rows[0][1], title=f"where {measured.names[reference]} spends its time")
+    for name, shares in rows:
+        found.add_row(name, *(f"{share:.1%}" for share in shares.values()))
+    return found
+
+
 def ninth_decile(values: Sequence[float]) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))]

@@ -67,7 +67,7 @@ class Outcome:
     prompt_tokens: of all calls together. prompt_computed: those of them that were run through the
     model. rows: everything that was, outputs, choices and padding included. steps: how many forward
     passes that took, None where the contender does not tell. first_token_s: of the calls after the
-    first round, where they are told.
+    first round, where they are told. parts: of the seconds, by what they went to, where it is told.
     """
 
     seconds: float
@@ -77,6 +77,7 @@ class Outcome:
     rows: int
     steps: int | None = None
     first_token_s: list[float] = field(default_factory=list)
+    parts: dict[str, float] = field(default_factory=dict)
 
     @property
     def hit_rate(self) -> float:
