@@ -33,14 +33,16 @@ class Stages(NamedTuple):
 
     first: (x, cos, sin) -> q, k, v of the first attention. between: (layer, x, attended, cos, sin)
     -> x, q, k, v, from the attention of a layer to that of the next. last: (x, attended) -> hidden
-    states. head: hidden states -> logits. What they return lives until a stage is called again; x
-    may be changed in place.
+    states. head: hidden states -> logits. whole: (x, cos, sin, attend) -> hidden states, all layers
+    at once, or None with an attention that it cannot call. What they return lives until a stage is
+    called again; x may be changed in place.
     """
 
     first: Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]
     between: Callable[[int, Tensor, Tensor, Tensor, Tensor], Sequence[Tensor]]
     last: Callable[[Tensor, Tensor], Tensor]
     head: Callable[[Tensor], Tensor]
+    whole: Callable[[Tensor, Tensor, Tensor, Attend], Tensor | None] | None = None
 
 
 class Linear(nn.Linear):
@@ -113,6 +115,8 @@ class Decoder(nn.Module):
         x = F.embedding(token_ids, self.embedding)
         cos, sin = rope_rotation(positions, self.frequencies, x.dtype)
         stages = self.compiled or self.eager
+        if stages.whole and (hidden := stages.whole(x, cos, sin, attend)) is not None:
+            return hidden
         q, k, v = stages.first(x, cos, sin)
         last = len(self.blocks) - 1
         for layer in range(last):

@@ -41,6 +41,11 @@ class NativeAttention:
         self.scale = scale
         self.window = window
         pointer, integer, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+        # Of each layer's part of the pool, for the kernel that goes through all of them.
+        addresses = pointer * len(pool.k)
+        self.k_pools = addresses(*(keys.data_ptr() for keys in pool.k))
+        self.v_pools = addresses(*(values.data_ptr() for values in pool.v))
+        self.slot_stride = pool.k[0].stride(0)
         self.plan = library.stemma_attention_plan
         self.plan.restype = pointer
         self.plan.argtypes = [pointer, pointer, pointer, size, size, integer, integer, integer]
@@ -60,16 +65,17 @@ class NativeAttention:
 
 
 class Attend:
-    """Attention of one step: `attend(layer, q, k, v)`, once per layer."""
+    """Attention of one step: `attend(layer, q, k, v)`, once per layer; or all of them by the kernel
+    of the layers, which takes `attention` and `plan`.
+    """
 
-    _plan: Any = None  # freed with this, made or not
+    plan: Any = None  # freed with this, made or not
 
     def __init__(self, attention: NativeAttention, batch: Batch) -> None:
         pool = attention.pool
-        self._attention = attention
+        self.attention = attention
         self._keys, self._values = pool.k, pool.v
         self._kv_heads, self._dim = pool.k[0].shape[1:]
-        self._slot_stride = pool.k[0].stride(0)
         self._threads = torch.get_num_threads()
         self._tables = batch.tables  # the plan points into them
         addresses = np.array(
@@ -79,7 +85,7 @@ class Attend:
         for entry, rows in enumerate(batch.entry_rows):
             owners[rows] = entry
         tables, lengths = addresses[owners], batch.positions + 1
-        self._plan = attention.plan(
+        self.plan = attention.plan(
             tables.ctypes.data,
             lengths.ctypes.data,
             batch.slots.ctypes.data,
@@ -91,15 +97,15 @@ class Attend:
         )
 
     def __del__(self) -> None:
-        self._attention.free(self._plan)
+        self.attention.free(self.plan)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `TorchAttention`: q [R, H, D], k and v [R, KV, D] -> [R, H * D]."""
-        attention = self._attention
+        attention = self.attention
         rows, heads, dim = q.shape
         out = q.new_empty(rows, heads * dim)
         attention.attend(
-            self._plan,
+            self.plan,
             q.data_ptr(),
             k.data_ptr(),
             v.data_ptr(),
@@ -108,7 +114,7 @@ class Attend:
             v.stride(0),
             self._keys[layer].data_ptr(),
             self._values[layer].data_ptr(),
-            self._slot_stride,
+            attention.slot_stride,
             heads,
             self._kv_heads,
             dim,

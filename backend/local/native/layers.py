@@ -15,6 +15,8 @@ from torch import Tensor
 
 from stemma.backend.local.model.decoder import Decoder, Stages
 from stemma.backend.local.model.quantize import Int8Linear
+from stemma.backend.local.native.attention import Attend
+from stemma.lang.errors import EngineInvariantError
 
 _Address = ctypes.c_void_p
 _NULL = _Address(None)
@@ -32,7 +34,7 @@ def compiled_layers(library: ctypes.CDLL, decoder: Decoder) -> Stages | None:
     if not isinstance(decoder.head, Int8Linear) or any(width % _LANES for width in widths):
         return None
     layers = NativeLayers(library, decoder)
-    stages = Stages(layers.first, layers.between, layers.last, layers.head)
+    stages = Stages(layers.first, layers.between, layers.last, layers.head, layers.whole)
     if not _works(decoder, stages):
         return None
     for linear in _linears(decoder):
@@ -85,11 +87,12 @@ class NativeLayers:
         self._product, self._rows = _Memory(torch.int32, widest), _Memory(torch.uint8, widest)
         self._step, self._buffer = _Memory(torch.float32, 1), _Memory(torch.float32, widest)
         self._qkv = _Memory(torch.float32, width)
+        self._attended = _Memory(torch.float32, heads * dim)
         self._logits = _Memory(torch.float32, config.vocab_size)
         self._kept: list[Any] = []  # what the structures hold addresses of
         linears = {linear: self._pack(linear) for linear in _linears(decoder)}
         self._head = linears[decoder.head]
-        self._between = []
+        found = []
         blocks: list[Any] = [None, *decoder.blocks, None]
         for before, after in pairwise(blocks):
             between = _Between(turned=self._cuts[1] * dim, dim=dim, eps=config.norm_eps)
@@ -99,7 +102,8 @@ class NativeLayers:
                 between.block = len(before.down.rotation)
             if after is not None:
                 between.qkv = linears[after.qkv]
-            self._between.append(between)
+            found.append(between)
+        self._between = (_Between * len(found))(*found)
 
     def _pack(self, linear: Any) -> _Linear:
         outputs, inputs = linear.weight.shape
@@ -124,6 +128,35 @@ class NativeLayers:
         """See `Stages`. x is changed in place."""
         self._go(len(self._between) - 1, x, attended, None)
         return self._buffer.of(len(x), self._hidden)
+
+    def whole(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Any) -> Tensor | None:
+        """See `Stages`. x is changed in place. Where attention is a kernel, too, there is no way
+        back to Python between the layers; elsewhere None.
+        """
+        if not isinstance(attend, Attend):
+            return None
+        rows, attention, kv_heads = len(x), attend.attention, self._cuts[1] - self._cuts[0]
+        wrong = self._library.stemma_decode(
+            self._between,
+            ctypes.byref(self._room(rows)),
+            *map(_at, (x, cos, sin)),
+            _at(self._qkv.of(rows, 1)),
+            _at(self._attended.of(rows, 1)),
+            self._hidden,
+            len(self._between) - 1,
+            ctypes.c_int64(rows),
+            _Address(attend.plan),
+            attention.k_pools,
+            attention.v_pools,
+            ctypes.c_int64(attention.slot_stride),
+            self._cuts[0],
+            kv_heads,
+            ctypes.c_float(attention.scale),
+            torch.get_num_threads(),
+        )
+        if wrong:
+            raise EngineInvariantError("the attention kernel has no room for this shape")
+        return self._buffer.of(rows, self._hidden)
 
     def head(self, hidden: Tensor) -> Tensor:
         """See `Stages`."""

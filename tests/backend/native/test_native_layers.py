@@ -9,13 +9,17 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from stemma.backend.local.batch import Entry, build_batch
+from stemma.backend.local.cache.kv_pool import KVPool
 from stemma.backend.local.model.decoder import Decoder, Stages
 from stemma.backend.local.model.quantize import quantize
 from stemma.backend.local.native import build, layers
+from stemma.backend.local.native.attention import NativeAttention
 from stemma.backend.local.native.layers import compiled_layers
 from tests.backend.model.test_quantize import make
 
@@ -148,3 +152,32 @@ def test_kernels_that_are_wrong_are_not_used(
     right = layers.NativeLayers.head
     monkeypatch.setattr(layers.NativeLayers, "head", lambda self, x: right(self, x) * 1.05)
     assert compiled_layers(library, int8()) is None
+
+
+@pytest.mark.parametrize("rows", [1, 7, 40])
+def test_all_layers_in_one_call_give_the_same_bits(library: ctypes.CDLL, rows: int) -> None:
+    decoder = int8()
+    config = decoder.config
+    stages = compiled(library, decoder)
+    pool = KVPool(
+        layers=config.num_layers,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        capacity=100,
+        page_size=1,
+        dtype=torch.float32,
+        device="cpu",
+    )
+    for part in (*pool.k, *pool.v):
+        part.normal_()
+    attention = NativeAttention(library, pool, num_heads=config.num_heads, scale=0.25)
+    table = np.arange(rows + 30, dtype=np.int32)
+    batch = build_batch([Entry(np.zeros(len(table), dtype=np.int32), table, 30)])
+    ids, positions = torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions)
+    found = []
+    for whole in (stages.whole, None):
+        decoder.compiled = stages._replace(whole=whole)
+        found.append(decoder(ids, positions, attention.prepare(batch)).clone())
+    assert found[0].equal(found[1])
+    assert stages.whole is not None
+    assert stages.whole(torch.zeros(1, 64), ids, ids, lambda *_: ids) is None  # type: ignore[arg-type,return-value]
