@@ -44,6 +44,7 @@ from stemma.lang.choices import (
     token_length_normalized,
     unconditional_likelihood_normalized,
 )
+from stemma.lang.constraints import Constraint, ConstraintWarning
 from stemma.lang.errors import StemmaError
 from stemma.lang.primitives import (
     assistant,
@@ -82,6 +83,8 @@ __all__ = [
     "ChoiceScore",
     "ChoicesMethod",
     "Completion",
+    "Constraint",
+    "ConstraintWarning",
     "Crusoe",
     "Ended",
     "Engine",

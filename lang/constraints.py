@@ -1,0 +1,226 @@
+"""What shape a text must have, as one value: a regular expression, a JSON Schema, a grammar, a type
+or a list of choices.
+
+A `Constraint` is validated when it is built and can be asked about texts without any model. It is
+compiled to llguidance's form of a grammar (`compiled`), which is what an engine executes.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings as python_warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stemma.lang import constraints_matcher as walks
+from stemma.lang.constraints_grammar import compiled_grammar, pointed
+from stemma.lang.constraints_regex import any_of, can_contain, compiled_regex
+from stemma.lang.constraints_schema import compiled_schema
+from stemma.lang.constraints_types import bare, described, is_type, name_of
+from stemma.lang.errors import ConstraintError, InvalidArgument
+
+MOST_CHARACTERS = 256 * 1024  # of a regular expression, a schema in a string or a grammar
+
+
+class ConstraintWarning(UserWarning):
+    """Something about a constraint that can be meant but seldom is, as a rule that nothing uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What texts are allowed, and what value each of them is.
+
+    Built by `regex`, `json_schema`, `grammar`, `of_type` and `choices`, which raise InvalidArgument
+    for what is malformed, not supported or matches nothing, and warn (ConstraintWarning, also kept
+    in `warnings`) of what seems not meant.
+
+    label: how errors call it, as "dtype=int". compiled: the grammar in llguidance's form. pattern:
+    a regular expression with the same texts, where it is one. read: makes the value of a text.
+    Two constraints are equal if they allow the same by the same words and read it the same way.
+
+    >>> Constraint.regex("[a-z]+").matches("abc")
+    True
+    """
+
+    label: str
+    compiled: str
+    read: Callable[[str], Any]
+    pattern: str | None = None
+    warnings: tuple[str, ...] = ()
+
+    @staticmethod
+    def regex(pattern: str) -> Constraint:
+        """Texts that match `pattern` as a whole; the value is the text.
+
+        The dialect is that of Rust's `regex`: like Python's, without looking around or back.
+        """
+        _check_source("regex", pattern)
+        return Constraint(f"regex={pattern!r:.80}", compiled_regex(pattern), str, pattern)
+
+    @staticmethod
+    def json_schema(schema: Any, *, whitespace: str = "flexible") -> Constraint:
+        """JSON that a schema allows; the value is what the JSON says.
+
+        schema: a JSON Schema (draft 2020-12, 2019-09 or 7) as an object, a boolean or a string; or
+        a pydantic model, dataclass, TypedDict, TypeAdapter or another type, whose values are then
+        the values. whitespace: "flexible" allows between JSON's parts a space or two, or one line
+        break and its indentation; "compact" allows none.
+        """
+        named = "json_schema"
+        read: Callable[[str], Any] = _loads
+        if is_type(schema):
+            named = f"json_schema={name_of(schema)}"
+            schema, read = described(schema, "json_schema")
+        elif isinstance(schema, str):
+            _check_source(named, schema)
+            schema = _schema_of_text(schema)
+        elif not isinstance(schema, Mapping | bool):
+            raise InvalidArgument(
+                f"json_schema={schema!r:.100}: must be a schema (an object, or a string with one) "
+                "or a type"
+            )
+        return _of_schema(named, schema, read, whitespace)
+
+    @staticmethod
+    def grammar(source: str) -> Constraint:
+        """Texts of a context-free grammar, in llguidance's dialect of Lark or in GBNF; the value is
+        the text."""
+        _check_source("grammar", source)
+        compiled, warnings = compiled_grammar(source)
+        return Constraint(
+            f"grammar={source!r:.80}", compiled, str, None, _warned(warnings, stacklevel=3)
+        )
+
+    @staticmethod
+    def of_type(dtype: Any, *, whitespace: str = "flexible") -> Constraint:
+        """Texts that are a value of a type; the value is of that type.
+
+        int, float, bool, str, Decimal, date, time, datetime, UUID, Literal and Enum are written
+        bare. Every other type is JSON as by `json_schema`: list[...], Optional, models, ...
+        """
+        label = f"dtype={dtype if isinstance(dtype, str) else name_of(dtype)}"
+        if (found := bare(dtype)) is not None:
+            pattern, read = found
+            return Constraint(label, compiled_regex(pattern), read, pattern)
+        schema, read = described(dtype, "dtype")
+        return _of_schema(label, schema, read, whitespace)
+
+    @staticmethod
+    def choices(options: Iterable[str]) -> Constraint:
+        """Exactly one of the texts; the value is the text."""
+        if isinstance(options, str):
+            raise InvalidArgument(f"choices={options!r}: must be a list of strings, not one string")
+        texts = list(options)
+        for text in texts:
+            if not isinstance(text, str):
+                raise InvalidArgument(f"choices: every choice is a string, not {text!r:.100}")
+        if not texts:
+            raise InvalidArgument("choices=[]: there must be at least one")
+        if len(set(texts)) < len(texts):
+            double = next(text for text in texts if texts.count(text) > 1)
+            raise InvalidArgument(f"choices: {double!r} is there twice")
+        pattern = any_of(texts)
+        _check_source("choices", pattern)
+        return Constraint(f"choices={texts!r:.80}", compiled_regex(pattern), str, pattern)
+
+    def matches(self, text: str) -> bool:
+        """Whether the whole text is allowed. Raises ConstraintError where a limit is hit."""
+        data = _bytes(text)
+        if data is None:
+            return False
+        walk = walks.matcher(self.compiled)
+        return walks.consume(walk, data) == len(data) and walk.is_accepting()
+
+    def prefix_ok(self, text: str) -> bool:
+        """Whether some allowed text begins with `text`, or is it."""
+        data = _bytes(text)
+        return data is not None and self._accepted(data) == len(data)
+
+    def forced_prefix(self) -> str:
+        """What every allowed text begins with: the whole text, where there is only one."""
+        return walks.forced(self.compiled)
+
+    def examples(self, n: int = 3, *, seed: int = 0) -> list[str]:
+        """Up to n different allowed texts, short ones first drawn; the same for the same seed.
+
+        Fewer where there are fewer. Raises ConstraintError where none is found.
+        """
+        if type(n) is not int or not 0 <= n <= 1_000:
+            raise InvalidArgument(f"examples(n={n!r}): must be an integer from 0 to 1,000")
+        return walks.examples(self.compiled, n, seed)
+
+    def parse(self, text: str) -> Any:
+        """The value of an allowed text.
+
+        Raises ConstraintError for a text that is not allowed, with the place where it goes wrong,
+        and for one that the type does not take though its schema does (a validator of a model).
+        """
+        if not self.matches(text):
+            data = _bytes(text)
+            good = "" if data is None else data[: self._accepted(data)].decode(errors="ignore")
+            rest = text[len(good) :]
+            wrong = f"{rest[:40]!r} cannot follow" if rest else "the text is not complete after"
+            raise ConstraintError(
+                f"{self.label}: {text!r:.100} does not match: {wrong} {good[-40:]!r}"
+            )
+        try:
+            return self.read(text)
+        except (ValueError, ArithmeticError) as error:  # pydantic's errors are ValueErrors
+            raise ConstraintError(f"{self.label}: {text!r:.100} is not taken: {error}") from error
+
+    def never_contains(self, text: str) -> bool:
+        """True where no allowed text can have `text` in it, as a stop string that never comes.
+
+        Decided for regular expressions, choices and types that are written bare. For JSON and
+        grammars it is False: unknown.
+        """
+        return self.pattern is not None and not can_contain(self.pattern, text)
+
+    def _accepted(self, data: bytes) -> int:
+        return walks.consume(walks.matcher(self.compiled), data)
+
+
+def _of_schema(named: str, schema: Any, read: Callable[[str], Any], whitespace: str) -> Constraint:
+    compiled, warnings = compiled_schema(schema, whitespace, named)
+    return Constraint(named, compiled, read, None, _warned(warnings, stacklevel=4))
+
+
+def _warned(warnings: list[str], stacklevel: int) -> tuple[str, ...]:
+    for message in warnings:
+        python_warnings.warn(message, ConstraintWarning, stacklevel=stacklevel)
+    return tuple(warnings)
+
+
+def _check_source(named: str, text: object) -> None:
+    if not isinstance(text, str):
+        raise InvalidArgument(f"{named}={text!r:.100}: must be a string")
+    if len(text) > MOST_CHARACTERS:
+        raise InvalidArgument(
+            f"{named}: has {len(text):,} characters; at most {MOST_CHARACTERS:,} are taken"
+        )
+    if not text.isascii() and _bytes(text) is None:
+        raise InvalidArgument(f"{named}: has half of a surrogate pair, which no text can contain")
+
+
+def _schema_of_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InvalidArgument(
+            f"json_schema: the string is no JSON: {error.msg}\n"
+            f"{pointed(text, error.lineno, error.colno)}"
+        ) from error
+    except RecursionError as error:
+        raise InvalidArgument("json_schema: the string is nested too deep") from error
+
+
+def _loads(text: str) -> Any:
+    return json.loads(text)
+
+
+def _bytes(text: str) -> bytes | None:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return None

@@ -1,0 +1,331 @@
+"""Context-free grammars: llguidance's dialect of Lark, and GBNF, checked where they are written.
+
+Used by `constraints.py`. llguidance says what is malformed or undefined; what is done here is what
+it does not do: rules that nothing uses or that can never end, what belongs to a model, schemas that
+are written into a grammar, and a bound on the size.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from stemma.lang.constraints_matcher import emptiness, refusal
+from stemma.lang.constraints_schema import FLEXIBLE, prepared_schema
+from stemma.lang.errors import InvalidArgument
+
+MOST_PARTS = 2_000  # rules, groups and repetitions; llguidance recurses into them
+
+_TOKEN = re.compile(
+    r"""(?P<newline>\n)
+    |(?P<skip>[ \t\r\f]+|(?://|\#)[^\n]*)
+    |(?P<data>%(?:json|regex|llguidance)\b[ \t\r\n]*(?=\{))
+    |(?P<directive>%[a-z]+)
+    |(?P<text>"(?:\\.|[^"\\\n])*"i?|/(?:\\.|[^/\\\n])+/[imslux]*)
+    |(?P<special><[^<>\s]*>)
+    |(?P<reference>@[a-zA-Z0-9_\-]+)
+    |(?P<name>!?[_?]?[a-z][a-z0-9_\-]*|_?[A-Z][A-Z0-9_\-]*)
+    |(?P<number>[0-9]+)
+    |(?P<mark>::|\.\.|->|.)""",
+    re.VERBOSE,
+)
+_SETTINGS = {
+    "max_tokens": "gen(max_tokens=...)",
+    "temperature": "gen(temperature=...)",
+    "stop": "suffix=, or gen(stop=...)",
+}
+
+
+@dataclass(slots=True)
+class _Token:
+    kind: str
+    text: str
+    at: int
+
+
+@dataclass(slots=True)
+class _Definition:
+    name: str
+    at: int
+    body: list[_Token] = field(default_factory=list)
+
+
+def compiled_grammar(source: str) -> tuple[str, list[str]]:
+    """llguidance's form of a grammar in Lark or GBNF, and what to warn of.
+
+    Raises InvalidArgument with the line, a caret and what is wrong or was expected there.
+    """
+    from llguidance import LLMatcher
+
+    lark = source
+    if is_gbnf := _looks_like_gbnf(source):
+        lark = _from_gbnf(source)
+    analysis = _Analysis(lark, named="grammar (GBNF, as Lark)" if is_gbnf else "grammar")
+    compiled = LLMatcher.grammar_from_lark(analysis.text)
+    if message := refusal(compiled):
+        analysis.refuse_as_llguidance_does(message)
+    analysis.check_ends()
+    if reason := emptiness(compiled):
+        matches = "matches nothing" if reason == "nothing" else f"is too complex: {reason}"
+        raise InvalidArgument(f"grammar: it {matches}")
+    return compiled, analysis.warnings
+
+
+def place(source: str, at: int) -> str:
+    """The line of a position, with a caret below, as it is shown in errors."""
+    line = source.count("\n", 0, at)
+    begin = source.rfind("\n", 0, at) + 1
+    return pointed(source, line + 1, at - begin + 1)
+
+
+def pointed(source: str, line: int, column: int) -> str:
+    """A line, counted from 1, and a caret under its column; long lines are cut around it."""
+    lines = source.split("\n")
+    text = lines[line - 1].rstrip("\r") if line <= len(lines) else ""
+    from_ = max(0, column - 61)
+    shown = text[from_ : from_ + 100].replace("\t", " ")
+    head = f"{line:>4} | "
+    return f"{head}{shown}\n{' ' * (len(head) + column - 1 - from_)}^"
+
+
+class _Analysis:
+    """A grammar as its definitions. Unknown syntax is left to llguidance, which refuses it."""
+
+    def __init__(self, lark: str, named: str) -> None:
+        self.lark = lark
+        self.named = named
+        self.warnings: list[str] = []
+        self.definitions: dict[str, _Definition] = {}
+        self.loose: list[_Token] = []  # of directives, as `%ignore WS`
+        self.text = lark
+        self._read()
+
+    def refuse(self, at: int, message: str) -> NoReturn:
+        raise InvalidArgument(f"{self.named}: {message}\n{place(self.lark, at)}")
+
+    def _tokens(self) -> list[_Token]:
+        tokens, replaced, at, last = [], [], 0, 0
+        while at < len(self.lark):
+            found = _TOKEN.match(self.lark, at)
+            if found is None:  # a character that only llguidance may know
+                at += 1
+                continue
+            kind, begin = str(found.lastgroup), at
+            at = found.end()
+            if kind == "data":
+                end = self._end_of_data(begin, at)
+                if found.group().startswith("%json"):
+                    replaced.append(self.lark[last:begin] + self._schema(begin, at, end))
+                    last = end
+                at = end
+            if kind != "skip":
+                tokens.append(_Token(kind, found.group(), begin))
+        self.text = "".join(replaced) + self.lark[last:]
+        return tokens
+
+    def _end_of_data(self, begin: int, at: int) -> int:
+        try:
+            return json.JSONDecoder().raw_decode(self.lark, at)[1]
+        except RecursionError:
+            self.refuse(begin, "the JSON here is nested too deep")
+        except json.JSONDecodeError as error:
+            self.refuse(error.pos, f"the JSON here is malformed: {error.msg}")
+
+    def _schema(self, begin: int, at: int, end: int) -> str:
+        """A schema in a grammar, prepared, on as many lines as it was written on."""
+        schema = json.loads(self.lark[at:end])
+        where = f"{self.named}: %json in line {self.lark.count(chr(10), 0, begin) + 1}"
+        prepared, warnings = prepared_schema(schema, where)
+        self.warnings += warnings
+        if isinstance(prepared, dict):
+            prepared["x-guidance"] = {"whitespace_pattern": FLEXIBLE}
+        lines = self.lark.count("\n", begin, end)
+        return f"%json {json.dumps(prepared, ensure_ascii=False)}" + "\n" * lines
+
+    def _read(self) -> None:
+        tokens = self._tokens()
+        parts = 0
+        current: list[_Token] = self.loose
+        index, fresh = 0, True
+        while index < len(tokens):
+            token = tokens[index]
+            self._check(token)
+            parts += token.text in "([?*+{" and token.kind == "mark"
+            if token.kind == "newline":
+                fresh = True
+            elif fresh and token.kind == "name" and (end := self._head(tokens, index)):
+                definition = _Definition(token.text.lstrip("!?"), token.at)
+                self.definitions.setdefault(definition.name, definition)
+                current, index, fresh, parts = definition.body, end, False, parts + 1
+                continue
+            else:
+                if fresh and token.kind in ("directive", "data"):
+                    current = self.loose
+                fresh = False
+                current.append(token)
+            index += 1
+        if parts > MOST_PARTS:
+            raise InvalidArgument(
+                f"{self.named}: has {parts:,} rules, groups and repetitions; at most "
+                f"{MOST_PARTS:,} are taken"
+            )
+        self._warn_of_unused()
+
+    def _head(self, tokens: list[_Token], index: int) -> int:
+        """Where the body of the definition begins that stands at `index`; 0 if there is none."""
+        depth = 0
+        for at in range(index + 1, min(len(tokens), index + 60)):
+            token = tokens[at]
+            if token.text in ("[", "{"):
+                depth += 1
+            elif token.text in ("]", "}"):
+                depth -= 1
+            elif token.kind == "newline" or (token.text == "|" and not depth):
+                return 0
+            elif token.text == ":" and not depth:
+                self._check_settings(tokens[index + 1 : at])
+                return at + 1
+        return 0
+
+    def _check_settings(self, head: list[_Token]) -> None:
+        for token in head:
+            if token.kind == "name" and token.text in _SETTINGS:
+                self.refuse(
+                    token.at,
+                    f"{token.text!r} is not supported in a grammar: use {_SETTINGS[token.text]}",
+                )
+
+    def _check(self, token: _Token) -> None:
+        if token.kind == "special":
+            self.refuse(
+                token.at,
+                f"{token.text} names a token of a model; a constraint is about text: write it in "
+                "quotes if the text is meant",
+            )
+        if token.kind == "reference":
+            self.refuse(token.at, f"{token.text} names another grammar; there is only this one")
+
+    def _warn_of_unused(self) -> None:
+        seen: set[str] = set()
+        waiting = ["start", *(token.text for token in self.loose)]
+        while waiting:
+            name = waiting.pop().lstrip("!?")
+            if name in self.definitions and name not in seen:
+                seen.add(name)
+                waiting += [t.text for t in self.definitions[name].body if t.kind == "name"]
+        for name, definition in self.definitions.items():
+            if name not in seen and "start" in self.definitions:
+                line = self.lark.count("\n", 0, definition.at) + 1
+                self.warnings.append(f"{self.named}: nothing uses {name!r}, defined in line {line}")
+
+    def check_ends(self) -> None:
+        """Refuse rules in use that no text can ever complete, as `list: "," list`."""
+        users: dict[str, list[str]] = {}
+        for name, definition in self.definitions.items():
+            for token in definition.body:
+                if token.kind == "name":
+                    users.setdefault(token.text.lstrip("!?"), []).append(name)
+        ending: set[str] = set()
+        waiting = list(self.definitions)
+        while waiting:  # a rule is looked at again when one that it uses proves to end
+            name = waiting.pop()
+            definition = self.definitions[name]
+            if name not in ending and _can_end(definition.body, ending, self.definitions):
+                ending.add(name)
+                waiting += users.get(name, ())
+        endless = {name: None for name in self.definitions if name not in ending}
+        if endless:
+            culprit = next(
+                (name for name in endless if self._needs_itself(name, endless)), next(iter(endless))
+            )
+            self.refuse(
+                self.definitions[culprit].at,
+                f"{culprit!r} never ends: each of its alternatives needs itself again",
+            )
+
+    def _needs_itself(self, name: str, endless: dict[str, None]) -> bool:
+        seen: set[str] = set()
+        waiting = [name]
+        while waiting:
+            for token in self.definitions[waiting.pop()].body:
+                below = token.text.lstrip("!?")
+                if below == name and token.kind == "name":
+                    return True
+                if token.kind == "name" and below in endless and below not in seen:
+                    seen.add(below)
+                    waiting.append(below)
+        return False
+
+    def refuse_as_llguidance_does(self, message: str) -> NoReturn:
+        """llguidance's error, shown in the text that the user wrote."""
+        lines = message.strip().split("\n")
+        found = re.match(r"(?:at )?(\d+)\((\d+)\): (.*)", lines[0])
+        if found is None:
+            known = lines[0].replace("no start rule found", "there is no rule named 'start'")
+            raise InvalidArgument(f"{self.named}: {known}")
+        line, column, said = int(found[1]), int(found[2]), found[3]
+        if said == "lexer error":
+            said = "an unexpected character, or a string or regex that does not end in its line"
+        if unknown := re.match(r'unknown name: "([\w-]+)"', said):
+            # llguidance points to where the alternatives begin that have it.
+            begin = sum(len(one) + 1 for one in self.lark.split("\n")[: line - 1])
+            name = re.compile(rf"(?<![\w-]){unknown[1]}(?![\w-])")
+            if shown := name.search(self.lark, begin + column - 1):
+                self.refuse(shown.start(), f"nothing defines {unknown[1]!r}")
+        reasons = [one for one in lines if one.startswith("error: ")]
+        if reasons:
+            said = f"{said.split(' (in regex)')[0]}: {reasons[0].removeprefix('error: ')}"
+        raise InvalidArgument(f"{self.named}: {said}\n{pointed(self.lark, line, column)}")
+
+
+def _can_end(body: list[_Token], ending: set[str], known: dict[str, _Definition]) -> bool:
+    """Whether one alternative of a body has only parts that can end. What is optional can; so can
+    all that this reading does not know."""
+    # One frame per open group: whether an alternative before was good, and the one being read is.
+    frames = [[False, True]]
+    good = True
+    index = 0
+    while index <= len(body):
+        text = body[index].text if index < len(body) else ""
+        kind = body[index].kind if index < len(body) else "end"
+        if kind == "mark" and text in "([":
+            frames.append([False, True])
+        elif kind == "mark" and text == "|":
+            frames[-1] = [frames[-1][0] or frames[-1][1], True]
+        elif (kind == "mark" and text in ")]") or kind == "end":
+            before, now = frames.pop()
+            if not frames:
+                return before or now
+            good = before or now or text == "]" or _optional(body, index + 1)
+            frames[-1][1] = frames[-1][1] and good
+        elif kind == "name" and text.lstrip("!?") in known:
+            good = text.lstrip("!?") in ending or _optional(body, index + 1)
+            frames[-1][1] = frames[-1][1] and good
+        index += 1
+    return True
+
+
+def _optional(body: list[_Token], index: int) -> bool:
+    """Whether what stands at `index` allows what stands before it to be left out."""
+    texts = [token.text for token in body[index : index + 2]]
+    return texts[:1] in (["?"], ["*"]) or texts in (["{", "0"], ["{", ","], ["~", "0"])
+
+
+def _looks_like_gbnf(source: str) -> bool:
+    return re.search(r"^\s*[a-zA-Z][a-zA-Z0-9_\-]*\s*::=", source, re.MULTILINE) is not None
+
+
+def _from_gbnf(source: str) -> str:
+    from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+
+    try:
+        return gbnf_to_lark(source)
+    except GbnfToLarkError as error:
+        said = str(error).split(" at line ")[0]
+        raise InvalidArgument(f"grammar (GBNF): {said}\n{place(source, error.pos.pos)}") from error
+    except RecursionError as error:
+        raise InvalidArgument("grammar (GBNF): it is nested too deep") from error
+    except Exception as error:  # the converter raises plain ones for missing and double rules
+        raise InvalidArgument(f"grammar (GBNF): {error}") from error

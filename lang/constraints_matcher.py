@@ -1,0 +1,182 @@
+"""The bridge to llguidance: validates compiled grammars and walks them byte by byte, without a
+model.
+
+Used by `constraints.py` and its neighbours only. The tokenizer here has the 256 bytes as its
+tokens, so that what it accepts is what the grammar says of text, whatever model runs later.
+Every walk is bounded: llguidance limits what one step may cost, and a limit that is hit raises.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from functools import cache
+from typing import TYPE_CHECKING
+
+from stemma.lang.errors import ConstraintError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+MOST_SECONDS = 5.0  # of one walk over a text; a grammar that needs more is not usable either
+_CHUNK = 16  # bytes between two looks at the clock
+_END = 256  # the token that ends a text
+_EXAMPLE_BYTES = 2_000
+_MOST_MISSES = 40
+_SOFT_BYTES = 60  # from here on an example looks for its end
+
+
+class _Bytes:
+    """A tokenizer whose tokens are the bytes."""
+
+    eos_token_id = _END
+    bos_token_id = None
+    tokens = [bytes([byte]) for byte in range(256)] + [b"<end>"]
+    special_token_ids = [_END]  # noqa: RUF012 - never changed
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+@cache
+def byte_tokenizer() -> LLTokenizer:
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    return LLTokenizer(TokenizerWrapper(_Bytes()), slices=[])
+
+
+def matcher(compiled: str) -> LLMatcher:
+    """A matcher at the beginning of a text. Never raises; see `is_error`."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(verbose_errors=False)
+    return LLMatcher(byte_tokenizer(), compiled, log_level=0, limits=limits)
+
+
+def refusal(compiled: str) -> str:
+    """What llguidance has against a grammar, in its words; empty where it takes it."""
+    from llguidance import LLMatcher
+
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(compiled, byte_tokenizer())
+    return messages[0] if is_error else ""
+
+
+def emptiness(compiled: str) -> str:
+    """Why a valid grammar cannot begin: "nothing" where it has no text, or what limit it exceeds;
+    empty where it can."""
+    walk = matcher(compiled)
+    mask = walk.compute_bitmask()
+    if walk.is_error():
+        reason = _first_line(walk.get_error())
+        return "nothing" if reason.startswith("NoExtension") else reason
+    return "" if walk.is_accepting() or _allowed(mask) else "nothing"
+
+
+def consume(walk: LLMatcher, data: bytes) -> int:
+    """How many bytes of `data` the walk could take. Raises ConstraintError when a limit is hit."""
+    begun = time.monotonic()
+    for at in range(0, len(data), _CHUNK):
+        part = data[at : at + _CHUNK]
+        taken = walk.try_consume_tokens(list(part))
+        _check(walk)
+        if taken < len(part):
+            return at + taken
+        if time.monotonic() - begun > MOST_SECONDS:
+            raise ConstraintError(
+                f"the grammar is too ambiguous: {at + taken:,} bytes took more than "
+                f"{MOST_SECONDS:g} s; prefer `item+` to `items: items items | item`"
+            )
+    return len(data)
+
+
+def forced(compiled: str) -> str:
+    """The text that every text of the grammar begins with; whole characters."""
+    return matcher(compiled).compute_ff_bytes().decode("utf-8", errors="ignore")
+
+
+def examples(compiled: str, n: int, seed: int) -> list[str]:
+    """Up to n different texts of the grammar, the same for the same seed.
+
+    Fewer where the grammar has fewer, or where a random walk does not find more.
+    Raises ConstraintError if it finds none.
+    """
+    draw = random.Random(seed)
+    found: dict[str, None] = {}
+    misses = 0
+    begun = time.monotonic()
+    while len(found) < n and misses < _MOST_MISSES and time.monotonic() - begun < MOST_SECONDS:
+        text = _example(compiled, draw, fair=misses > _MOST_MISSES // 4)
+        if text is None or text in found:
+            misses += 1
+        else:
+            found[text] = None
+            misses = 0
+    if not found and n:
+        raise ConstraintError(
+            f"no example found: no random walk of {_EXAMPLE_BYTES:,} bytes came to an end"
+        )
+    return list(found)
+
+
+def _example(compiled: str, draw: random.Random, *, fair: bool) -> str | None:
+    """One random walk to an accepted text; None where it got lost.
+
+    fair: prefer nothing until it has to end, which finds what is rare.
+    """
+    walk = matcher(compiled)
+    text = bytearray()
+    soft = draw.randrange(_SOFT_BYTES)
+    while len(text) < _EXAMPLE_BYTES:
+        ahead = walk.compute_ff_bytes()
+        if ahead:
+            text += ahead
+            if len(text) > _EXAMPLE_BYTES or walk.try_consume_tokens(list(ahead)) < len(ahead):
+                return None
+        late = len(text) >= soft
+        if walk.is_accepting() and (late or draw.random() < 0.3):
+            return text.decode()
+        allowed = _allowed(walk.compute_bitmask())
+        if walk.is_error() or not allowed:
+            return text.decode() if walk.is_accepting() else None
+        weights = None if fair and not late else _weights(allowed, late)
+        byte = draw.choices(allowed, weights)[0]
+        text.append(byte)
+        walk.consume_token(byte)
+    return None
+
+
+def _weights(allowed: list[int], late: bool) -> list[float]:
+    """How gladly an example goes on with each byte: with letters at first, and later with what
+    closes something. A kind of bytes has one weight, however many of them there are."""
+    kinds = [_kind(byte) for byte in allowed]
+    weights = _LATE if late else _EARLY
+    return [weights[kind] / kinds.count(kind) for kind in kinds]
+
+
+_EARLY = {"letter": 10.0, "sign": 2.0, "other": 1.0, "open": 2.0, "close": 1.5, "space": 0.2}
+_LATE = {"letter": 1.0, "sign": 0.2, "other": 0.1, "open": 0.001, "close": 50.0, "space": 0.01}
+
+
+def _kind(byte: int) -> str:
+    if byte in b"\"]})'":
+        return "close"
+    if byte in b"[{(,\\":
+        return "open"
+    if byte in b" \t\r\n":
+        return "space"
+    if byte >= 0x7F or byte < 0x20:
+        return "other"
+    return "letter" if chr(byte).isalnum() else "sign"
+
+
+def _allowed(mask: bytes) -> list[int]:
+    return [byte for byte in range(256) if mask[byte >> 3] >> (byte & 7) & 1]
+
+
+def _check(walk: LLMatcher) -> None:
+    if walk.is_error() and not (reason := _first_line(walk.get_error())).startswith("NoExtension"):
+        raise ConstraintError(f"the constraint is too complex for this text: {reason}")
+
+
+def _first_line(message: str) -> str:
+    return message.strip().splitlines()[0] if message.strip() else "no reason given"

@@ -1,0 +1,181 @@
+"""What a Python type asks of a text, and how the text becomes a value of it.
+
+Used by `constraints.py`. A number, a truth value, a date, a `Literal` and an `Enum` are written
+bare, as people write them; everything else is JSON, described and read by pydantic.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import math
+import operator
+import sys
+import types
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
+from uuid import UUID
+
+from stemma.lang.constraints_formats import FORMATS
+from stemma.lang.constraints_regex import any_of
+from stemma.lang.errors import InvalidArgument
+
+Reader = Callable[[str], Any]
+
+INTEGER = r"(?:0|-?[1-9][0-9]*)"
+_EXPONENT = r"[eE](?:\+?(?:[0-9]{1,2}|[12][0-9]{2}|30[0-7])|-[0-9]{1,3})"
+NUMBER = rf"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:{_EXPONENT})?"
+_CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
+_ZONE = r"(?:Z|[+\-](?:[01][0-9]|2[0-3]):[0-5][0-9])?"
+
+
+def _truth(text: str) -> bool:
+    return text in ("true", "True")
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text} is larger than a float can be")
+    return value
+
+
+_BARE: dict[object, tuple[str, Reader]] = {
+    int: (INTEGER, int),
+    float: (NUMBER, _float),
+    bool: (r"(?:true|false|True|False)", _truth),
+    str: (r"(?s:.*)", str),
+    Decimal: (r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?", Decimal),
+    datetime.date: (FORMATS["date"], datetime.date.fromisoformat),
+    datetime.time: (rf"{_CLOCK}{_ZONE}", datetime.time.fromisoformat),
+    datetime.datetime: (
+        rf"{FORMATS['date']}[T ]{_CLOCK}{_ZONE}",
+        datetime.datetime.fromisoformat,
+    ),
+    UUID: (FORMATS["uuid"], UUID),
+}
+_NO_TYPES = (int, float, str, bytes, list, tuple, set, dict, types.FunctionType, types.MethodType)
+_NAMES = {"int": int, "float": float, "bool": bool, "str": str}
+
+
+def bare(dtype: object) -> tuple[str, Reader] | None:
+    """The regular expression and the reader of a type that is written bare; None for the others.
+
+    Raises InvalidArgument for a Literal or an Enum whose members cannot be told apart in text.
+    """
+    if isinstance(dtype, str):
+        if dtype not in _NAMES:
+            raise InvalidArgument(f"dtype={dtype!r}: as a string it is one of {', '.join(_NAMES)}")
+        dtype = _NAMES[dtype]
+    if isinstance(dtype, type) and dtype in _BARE:
+        return _BARE[dtype]
+    if get_origin(dtype) is Literal:
+        return _one_of(dtype, [(_written(dtype, value), value) for value in get_args(dtype)])
+    if isinstance(dtype, type) and issubclass(dtype, Enum):
+        return _one_of(dtype, [(_written(dtype, member.value), member) for member in dtype])
+    return None
+
+
+def _written(dtype: object, value: object) -> str:
+    if isinstance(value, Enum):  # in a Literal
+        value = value.value
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise InvalidArgument(
+        f"dtype={name_of(dtype)}: {value!r} cannot be written bare; "
+        "its members are strings and numbers"
+    )
+
+
+def _one_of(dtype: object, members: list[tuple[str, Any]]) -> tuple[str, Reader]:
+    values: dict[str, Any] = {}
+    for text, value in members:
+        if text in values:
+            raise InvalidArgument(
+                f"dtype={name_of(dtype)}: {values[text]!r} and {value!r} are both written {text!r}"
+            )
+        values[text] = value
+    if not values:
+        raise InvalidArgument(f"dtype={name_of(dtype)}: it has no members, so nothing matches")
+    return any_of(values), values.__getitem__
+
+
+def described(dtype: object, named: str) -> tuple[dict[str, Any], Reader]:
+    """The JSON Schema and the reader of a type, or of a TypeAdapter, that is written as JSON.
+
+    Objects with fields take no others, unless the type says so. Raises InvalidArgument for what
+    pydantic cannot describe.
+    """
+    from pydantic import TypeAdapter
+    from pydantic.errors import PydanticUserError
+
+    if dtype is None or isinstance(dtype, _NO_TYPES):
+        raise InvalidArgument(
+            f"{named}={dtype!r:.100}: must be a type, as int, list[str] or a model"
+        )
+    try:
+        adapter = (
+            dtype if isinstance(dtype, TypeAdapter) else TypeAdapter(_known_to_pydantic(dtype))
+        )
+        schema = adapter.json_schema()
+    except PydanticUserError as error:
+        said = str(error).split("\n")[0]
+        raise InvalidArgument(f"{named}={name_of(dtype)}: {said}") from error
+    except (NameError, TypeError, RecursionError) as error:
+        raise InvalidArgument(f"{named}={name_of(dtype)}: {error}") from error
+    _close(schema)
+    return schema, adapter.validate_json
+
+
+def _known_to_pydantic(dtype: Any) -> Any:
+    """A TypedDict of `typing` as one of `typing_extensions`, which pydantic asks for before Python
+    3.12; also within list[...] and the like, and in the fields of another one."""
+    if sys.version_info >= (3, 12):
+        return dtype
+    if is_typeddict(dtype) and type(dtype).__module__ == "typing":
+        from typing_extensions import TypedDict
+
+        hints = get_type_hints(dtype, include_extras=True)
+        fields = {key: _known_to_pydantic(hint) for key, hint in hints.items()}
+        return TypedDict(dtype.__name__, fields, total=dtype.__total__)  # type: ignore[operator]
+    if isinstance(dtype, types.GenericAlias):
+        origin: Any = dtype.__origin__
+        return origin[tuple(map(_known_to_pydantic, dtype.__args__))]
+    if isinstance(dtype, types.UnionType):
+        return functools.reduce(operator.or_, map(_known_to_pydantic, dtype.__args__))
+    return dtype
+
+
+def _close(schema: object) -> None:
+    """Objects with properties get no others: what a type does not name it would drop."""
+    waiting = [schema]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            if isinstance(one.get("properties"), dict) and one.get("type") == "object":
+                one.setdefault("additionalProperties", False)
+            waiting += [
+                value for key, value in one.items() if key not in ("default", "examples", "const")
+            ]
+        elif isinstance(one, list):
+            waiting += one
+
+
+def is_type(value: object) -> bool:
+    """Whether `json_schema=` was given a type rather than a schema."""
+    if isinstance(value, type) or get_origin(value) is not None:
+        return True
+    return isinstance(value, types.UnionType) or (
+        not isinstance(value, Mapping | str | bool) and type(value).__name__ == "TypeAdapter"
+    )
+
+
+def name_of(dtype: object) -> str:
+    """A type as it is written: `int`, `list[int]`, `Person`."""
+    if get_origin(dtype) is None and isinstance(dtype, type):
+        return dtype.__qualname__.split("<locals>.")[-1]
+    return repr(dtype).replace("typing.", "")
