@@ -16,6 +16,7 @@ from stemma.backend.base import Backend, Usage
 from stemma.interpreter.dispatcher import Timer, dispatcher
 from stemma.interpreter.events import Ended
 from stemma.interpreter.feed import Feed
+from stemma.interpreter.tasks import hand_on
 from stemma.interpreter.transcript import Transcript
 from stemma.interpreter.untold import Untold
 from stemma.interpreter.variable import Variable
@@ -86,6 +87,7 @@ class Run:
         self.untold = Untold(name)
         self._failures: list[tuple[BaseException, Cursor | None]] = []
         self._seen: dict[int, BaseException] = {}  # by id; held, so that an id stays one error's
+        self._told: set[int] = set()  # those of them that others than a streamed body have read
         self._timer: Timer | None = None
 
     # Reading
@@ -100,7 +102,22 @@ class Run:
                 "an async program would block its event loop by waiting here: "
                 'write `await s.get("x")` (or `await s.wait()` for the whole branch) first'
             )
-        variable.wait()
+        try:
+            variable.wait()
+        except KeyboardInterrupt as error:
+            self.stop_for_reader(error)
+            raise
+
+    def stop_for_reader(self, error: KeyboardInterrupt) -> None:
+        """Ctrl-C hit who reads a streamed run from outside: stop it, and say on `error` how far its
+        branches were. A run that is no longer, or not, streamed is its body's or its caller's.
+        """
+        if not self.is_outside():
+            return
+        self.interrupt(Cancelled("whoever read the run was interrupted by KeyboardInterrupt"))
+        self.until_idle().wait()
+        if self.stopped is not None:
+            hand_on(self.stopped, error)
 
     def note_failure(self, error: BaseException, executor: Cursor | None = None) -> None:
         """Dispatcher only: what `executor` did failed; without one, something nobody asked for."""
@@ -110,8 +127,14 @@ class Run:
             self._failures.append((error, executor))
 
     def note_seen(self, error: BaseException) -> None:
-        """The program was told of `error` by a read or a join."""
+        """The program was told of `error` by a read or a join.
+
+        What the body of a streamed run reads, nobody else has been told.
+        """
         self._seen[id(error)] = error
+        if self.background and not self.finished.done and _inside.get() is self:
+            return
+        self._told.add(id(error))
         self.untold.told(error)
         if (
             error is self.stopped and self.failure is not None
@@ -211,7 +234,7 @@ class Run:
     def _note_untold(self, error: BaseException) -> None:
         """First noted, then looked: a reader that is told meanwhile does it the other way round."""
         self.untold.add(error)
-        if self.was_seen(error) or (self.stopped is not None and self.was_seen(self.stopped)):
+        if id(error) in self._told or (self.stopped is not None and id(self.stopped) in self._told):
             self.untold.told(error)
 
     def _end_for_readers(self) -> None:

@@ -70,6 +70,48 @@ def test_a_streamed_run_that_fails_unread_says_so_once_with_its_line(
     assert "st.gen" in line or "raise ZeroDivisionError" in line
 
 
+@st.function
+def reading(s: st.ProgramState) -> Any:
+    s += st.gen("x")
+    return s["x"]
+
+
+@st.function
+async def getting(s: st.ProgramState) -> Any:
+    s += st.gen("x")
+    return await s.get("x")
+
+
+@st.function
+def catching(s: st.ProgramState) -> str:
+    branch = s.copy()
+    branch += st.gen("x")
+    try:
+        return str(branch["x"])
+    except ConnectionError:
+        return "none"
+
+
+@pytest.mark.parametrize("body", [reading, getting])
+def test_what_only_the_body_has_read_and_let_through_was_told_to_nobody(body: st.Program) -> None:
+    (warning,) = said(lambda: streamed(body))
+    assert str(warning.message) == f"{body.name} failed and nobody read it: ConnectionError: {BOOM}"
+
+
+def test_a_body_that_has_caught_its_failure_was_told() -> None:
+    assert said(lambda: streamed(catching)) == []
+
+
+def test_a_reader_outside_is_told_what_the_body_has_read_before() -> None:
+    def read() -> None:
+        state = reading.run(stream=True, backend=broken())
+        state._run.finished.wait()
+        with pytest.raises(ConnectionError):
+            state["x"]
+
+    assert said(read) == []
+
+
 def read_state() -> None:
     with pytest.raises(ConnectionError):
         program.run(stream=True, backend=broken())["x"]
