@@ -24,7 +24,7 @@ from collections.abc import (
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
-from stemma.interpreter.batch_failures import may_pass, note_item
+from stemma.interpreter.batch_failures import hand_on_all, may_pass, note_item
 from stemma.interpreter.batch_order import BatchItem, depth_first
 from stemma.interpreter.checkpoint import Checkpoint, item_key
 from stemma.interpreter.default import default_backend
@@ -34,7 +34,7 @@ from stemma.interpreter.run import SETTLE_S
 from stemma.interpreter.running import in_own_thread
 from stemma.interpreter.state import ProgramState
 from stemma.interpreter.variable import async_waker
-from stemma.lang.errors import InvalidArgument
+from stemma.lang.errors import Cancelled, InvalidArgument
 from stemma.lang.sampling import SamplingParams, checked_seed, derive_seed
 
 Concurrency = int | Literal["auto"]
@@ -90,6 +90,8 @@ class Batch:
         checkpoint: Checkpoint | None = None,
         identity: tuple[str, str] = ("", ""),
     ) -> None:
+        if not isinstance(progress, bool):
+            raise InvalidArgument(f"progress={progress!r}: must be True or False")
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
             raise InvalidArgument(f"retries={retries!r}: must be an integer of at least 0")
         count = _threads(concurrency, options.get("backend"))
@@ -117,6 +119,7 @@ class Batch:
         self._wake: Callable[[], object] | None = None  # of a reader in an event loop
         self._results: dict[int, Result] = {}
         self._running: dict[int, Callable[[], object]] = {}
+        self._cut_short: dict[int, Cancelled] = {}  # what items were stopped by
         self._begun = self._given = 0
         self._exhausted = False
         self._stopped: BaseException | None = None
@@ -143,6 +146,7 @@ class Batch:
             except BaseException as error:  # Ctrl-C, or the reader has had enough
                 self._stop(error)
                 _join(threads, _patience(error))
+                self._hand_on(error)
                 raise
             _join(threads)
         if self._stopped is not None:
@@ -170,6 +174,7 @@ class Batch:
                 self._stop(error)
                 if not isinstance(error, GeneratorExit):  # whose bodies need this loop to end
                     await in_own_thread(lambda: _join(threads, SETTLE_S), "stemma-batch-end")
+                self._hand_on(error)
                 raise
             await in_own_thread(lambda: _join(threads), "stemma-batch-end")
         if self._stopped is not None:
@@ -240,8 +245,11 @@ class Batch:
                     self._stop(error)
             with self._changed:
                 self._results[index] = result
+                stopped = self._stopped is not None and isinstance(result, Cancelled)
+                if stopped:
+                    self._cut_short[index] = result
                 if self._progress is not None:
-                    self._progress.advance(result, resumed=resumed)
+                    self._progress.advance(result, resumed=resumed, stopped=stopped)
                 self._tell()
 
     def _begin(self) -> tuple[int, BatchItem] | None:
@@ -328,6 +336,11 @@ class Batch:
         seconds = min(FIRST_PAUSE_S * 2 ** (tries - 1), LONGEST_PAUSE_S)
         with self._changed:
             return not self._changed.wait_for(lambda: self._stopped is not None, timeout=seconds)
+
+    def _hand_on(self, error: BaseException) -> None:
+        """Say on the interrupt that ended all how far each item was."""
+        with self._changed:
+            hand_on_all(sorted(self._cut_short.items()), error)
 
     def _stop(self, error: BaseException) -> None:
         with self._changed:

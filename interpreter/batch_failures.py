@@ -6,13 +6,17 @@ Used by `batch.py`.
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Iterable
+from contextlib import suppress
 
-from stemma.lang.errors import StemmaError, Timeout
+from stemma.interpreter.tasks import MOST_NOTES
+from stemma.lang.errors import Cancelled, StemmaError, Timeout
 
 # How an error names its item.
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 _SHORT.maxdict = 8
+_ITEM = "run_batch: item "
 
 
 def may_pass(error: BaseException) -> bool:
@@ -30,5 +34,26 @@ def may_pass(error: BaseException) -> bool:
 def note_item(error: BaseException, index: int, item: object) -> None:
     """Say which item it was; of an error that several items share, the first that came by."""
     notes: list[str] = getattr(error, "__notes__", [])
-    if not any(note.startswith("run_batch: item ") for note in notes):
-        error.add_note(f"run_batch: item {index}, {_SHORT.repr(item)}")
+    if not any(note.startswith(_ITEM) for note in notes):
+        error.add_note(f"{_ITEM}{index}, {_SHORT.repr(item)}")
+
+
+def hand_on_all(stopped: Iterable[tuple[int, Cancelled]], error: BaseException) -> None:
+    """Say on `error`, by which a batch was interrupted, how far the items were that it stopped:
+    `partials` by item and branch, and notes.
+    """
+    partials: dict[str, str] = {}
+    notes: list[str] = []
+    for index, told in stopped:
+        partials |= {f"item {index}, {label}": text for label, text in told.partials.items()}
+        notes += [
+            f"item {index}: {note}"
+            for note in getattr(told, "__notes__", ())
+            if not note.startswith(_ITEM)
+        ]
+    if not partials and not notes:
+        return
+    with suppress(AttributeError):  # an exception of somebody else's, with slots
+        error.partials = partials  # type: ignore[attr-defined]
+        for note in notes[:MOST_NOTES]:
+            error.add_note(note)

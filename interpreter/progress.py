@@ -27,7 +27,7 @@ class BatchProgress:
 
         self._console = console if console is not None else Console(stderr=True)
         self._total = total
-        self._done = self._failed = self._resumed = 0
+        self._done = self._failed = self._resumed = self._stopped = 0
         self._usage = Usage()
         self._started = self._told = time.monotonic()
         self._bar = self._make_bar()
@@ -43,11 +43,15 @@ class BatchProgress:
         else:
             self._print_line()
 
-    def advance(self, result: object, *, resumed: bool = False) -> None:
+    def advance(self, result: object, *, resumed: bool = False, stopped: bool = False) -> None:
         """An item has ended, with its state or its error.
 
-        resumed: it had ended before this batch began; what it took is not counted.
+        resumed: it had ended before this batch began; what it took is not counted. stopped: it was
+        begun, and the batch ended before it did; it is neither done nor failed.
         """
+        if stopped:
+            self._stopped += 1
+            return
         self._done += 1
         self._resumed += resumed
         self._failed += isinstance(result, BaseException)
@@ -75,6 +79,8 @@ class BatchProgress:
             words.append(f"{self._resumed} resumed")
         if self._failed:
             words.append(f"{self._failed} failed")
+        if self._stopped:
+            words.append(f"{self._stopped} stopped")
         return ", ".join(words)
 
     def _print_line(self) -> None:

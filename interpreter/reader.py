@@ -226,6 +226,9 @@ class BranchReader:
             yield
         except GeneratorExit:
             raise
+        except KeyboardInterrupt as error:
+            self._run.stop_for_reader(error)
+            raise
         except BaseException as error:
             self._run.note_seen(error)
             raise

@@ -57,7 +57,13 @@ def open_state(program: Program, call: Call, *, feed: Feed | None = None) -> Pro
 def execute(program: Program, state: ProgramState, call: Call) -> None:
     """Run to the end of all branches, in this thread."""
     if program.is_async:
-        asyncio.run(execute_async(program, state, call))
+        try:
+            asyncio.run(execute_async(program, state, call))
+        except KeyboardInterrupt as error:  # raised by the event loop, of the task it has cancelled
+            if state._run.stopped is not None:
+                hand_on(state._run.stopped, error)
+            error.state = state  # type: ignore[attr-defined]
+            raise
         return
     run = state._run
     try:
@@ -234,8 +240,8 @@ def _raise_end(state: ProgramState, error: BaseException | None) -> None:
         return
     if isinstance(failure, Timeout) and failure.site is None:
         failure.add_note(f"no operation was under way: the time went by in the body of {run.name}")
-    if error is failure and run.stopped is not None and not isinstance(error, Exception):
-        hand_on(run.stopped, error)  # an interrupt, a cancelled task
+    if run.stopped is not None and isinstance(failure, KeyboardInterrupt | asyncio.CancelledError):
+        hand_on(run.stopped, failure)
     with suppress(AttributeError):  # an exception of somebody else's, with slots
         failure.state = state  # type: ignore[attr-defined]
     try:

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Iterator
 from stemma.interpreter.events import Event
 from stemma.interpreter.feed import Feed
 from stemma.interpreter.state import ProgramState
-from stemma.interpreter.tasks import hand_on
 from stemma.lang.errors import Cancelled
 
 
@@ -33,9 +32,7 @@ class Stream:
         try:
             yield from self._feed
         except KeyboardInterrupt as error:
-            self.close()
-            if (told := self.state._run.stopped) is not None:
-                hand_on(told, error)
+            self.state._run.stop_for_reader(error)
             raise
         except Exception as error:
             self.state._run.note_seen(error)
