@@ -22,7 +22,7 @@ MOST_SECONDS = 5.0  # of one walk over a text; a grammar that needs more is not 
 _CHUNK = 16  # bytes between two looks at the clock
 _END = 256  # the token that ends a text
 _EXAMPLE_BYTES = 2_000
-_MOST_MISSES = 40
+_MOST_MISSES = 60
 _SOFT_BYTES = 60  # from here on an example looks for its end
 
 
@@ -105,7 +105,7 @@ def examples(compiled: str, n: int, seed: int) -> list[str]:
     misses = 0
     begun = time.monotonic()
     while len(found) < n and misses < _MOST_MISSES and time.monotonic() - begun < MOST_SECONDS:
-        text = _example(compiled, draw, fair=misses > _MOST_MISSES // 4)
+        text = _example(compiled, draw, misses)
         if text is None or text in found:
             misses += 1
         else:
@@ -118,10 +118,11 @@ def examples(compiled: str, n: int, seed: int) -> list[str]:
     return list(found)
 
 
-def _example(compiled: str, draw: random.Random, *, fair: bool) -> str | None:
+def _example(compiled: str, draw: random.Random, misses: int) -> str | None:
     """One random walk to an accepted text; None where it got lost.
 
-    fair: prefer nothing until it has to end, which finds what is rare.
+    misses: walks that found nothing since the last that did; walks take turns in
+    what they prefer, for what one never finds another may.
     """
     walk = matcher(compiled)
     text = bytearray()
@@ -138,18 +139,18 @@ def _example(compiled: str, draw: random.Random, *, fair: bool) -> str | None:
         allowed = _allowed(walk.compute_bitmask())
         if walk.is_error() or not allowed:
             return text.decode() if walk.is_accepting() else None
-        weights = None if fair and not late else _weights(allowed, late)
-        byte = draw.choices(allowed, weights)[0]
+        ways = (_LATE if late else _EARLY), None, _EARLY, None
+        way = ways[misses % len(ways)]
+        byte = draw.choices(allowed, None if way is None else _weights(allowed, way))[0]
         text.append(byte)
         walk.consume_token(byte)
     return None
 
 
-def _weights(allowed: list[int], late: bool) -> list[float]:
+def _weights(allowed: list[int], weights: dict[str, float]) -> list[float]:
     """How gladly an example goes on with each byte: with letters at first, and later with what
     closes something. A kind of bytes has one weight, however many of them there are."""
     kinds = [_kind(byte) for byte in allowed]
-    weights = _LATE if late else _EARLY
     return [weights[kind] / kinds.count(kind) for kind in kinds]
 
 
