@@ -5,9 +5,11 @@ Costs nothing where they are not used: the package loads with the first test tha
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 _UPDATE = "STEMMA_UPDATE_PROMPTS"
 _FAILED = pytest.StashKey[bool]()
+_SNAPSHOTS = pytest.StashKey[dict[Path, str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -92,21 +95,35 @@ def scripted(request: pytest.FixtureRequest) -> Iterator[Callable[..., MockBacke
 def prompt_snapshot(request: pytest.FixtureRequest) -> Callable[..., None]:
     """`prompt_snapshot(sent)` is `assert_prompt` with a file named after the test.
 
-    It is snapshots/FILE/TEST.txt beside the file of the test; a second one in the same test needs
-    a `name`.
+    It is snapshots/FILE/TEST.txt beside the file of the test, of a test in a class
+    snapshots/FILE/CLASS/TEST.txt; a second one in the same test needs a `name`.
     """
     from stemma.testing import assert_prompt
 
     folder = request.path.parent / "snapshots" / request.path.stem
-    test = re.sub(r"[^\w.-]+", "-", request.node.name).strip("-")
-    used: set[str] = set()
+    for node in request.node.listchain():
+        if isinstance(node, pytest.Class):
+            folder /= node.name
+    function, bracket, parameters = request.node.name.partition("[")
+    test = function + (f"-{_clean(parameters.removesuffix(']'))}" if bracket else "")
+    used: dict[Path, str] = request.config.stash.setdefault(_SNAPSHOTS, {})
+    mine: set[Path] = set()
 
     def snapshot(sent: Sent, name: str = "") -> None:
         __tracebackhide__ = True
-        file = f"{test}-{name}.txt" if name else f"{test}.txt"
-        if file in used:
-            raise ValueError(f"prompt_snapshot: {file} was compared already: give name=...")
-        used.add(file)
-        assert_prompt(sent, folder / file)
+        path = folder / (f"{test}-{_clean(name)}.txt" if name else f"{test}.txt")
+        if path in mine or used.setdefault(path, request.node.nodeid) != request.node.nodeid:
+            by = "" if path in mine else f" by {used[path]}"
+            raise ValueError(f"prompt_snapshot: {path.name} was compared already{by}: give name=")
+        mine.add(path)
+        assert_prompt(sent, path)
 
     return snapshot
+
+
+def _clean(name: str) -> str:
+    """The name as part of a file's; with a hash where that is not the whole name."""
+    clean = re.sub(r"[^\w.-]+", "-", name).strip("-.")
+    if clean == name:
+        return clean
+    return f"{clean}-{hashlib.blake2b(name.encode(errors='replace'), digest_size=3).hexdigest()}"

@@ -239,8 +239,8 @@ def test_snapshots_are_named_after_their_tests(pytester: pytest.Pytester) -> Non
         [
             "test_greeting.txt",
             "test_greeting-second.txt",
-            "test_names-Bo-b.txt",
-            "test_names-xc9.txt",
+            "test_names-Bo-b-c7f129.txt",
+            "test_names-xc9-462ae4.txt",
         ]
     )
     pytester.runpytest_subprocess().assert_outcomes(passed=3)
@@ -248,6 +248,40 @@ def test_snapshots_are_named_after_their_tests(pytester: pytest.Pytester) -> Non
     changed = pytester.runpytest_subprocess()
     changed.assert_outcomes(failed=3)
     changed.stdout.fnmatch_lines(["*-| Hello Ada,", "*+| Good day Ada,"])
+
+
+CLASSES = """
+import pytest
+
+class TestA:
+    def test_m(self, prompt_snapshot):
+        prompt_snapshot("A")
+
+class TestB:
+    class TestC:
+        def test_m(self, prompt_snapshot):
+            prompt_snapshot("B")
+
+@pytest.mark.parametrize("name", ["a/b", "a-b", "a b", "A"])
+def test_m(prompt_snapshot, name):
+    prompt_snapshot(name)
+
+@pytest.mark.parametrize("name", ["x", "x-y"])
+def test_n(prompt_snapshot, name):
+    prompt_snapshot(name, "y" if name == "x" else "")
+"""
+
+
+def test_no_two_tests_have_one_snapshot(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=CLASSES)
+    made = pytester.runpytest_subprocess("--update-prompts")
+    made.assert_outcomes(passed=7, failed=1)
+    made.stdout.fnmatch_lines(["*test_n-x-y.txt was compared already by *test_n?x?: give name=*"])
+    folder = pytester.path / "snapshots" / "test_it"
+    assert (folder / "TestA" / "test_m.txt").read_text() == "| A\n"
+    assert (folder / "TestB" / "TestC" / "test_m.txt").read_text() == "| B\n"
+    assert len(list(folder.glob("test_m-*.txt"))) == 4
+    pytester.runpytest_subprocess().assert_outcomes(passed=7, failed=1)
 
 
 def test_a_script_ends_with_its_test_and_must_be_played(pytester: pytest.Pytester) -> None:
