@@ -12,7 +12,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,7 +31,19 @@ from stemma.backend.base import (
 )
 from stemma.backend.chat import ChatFormat
 from stemma.backend.clock import Clock
-from stemma.backend.script import WORD, Script, cut_at_stop, refuse_what_needs_ids, split
+from stemma.backend.script import (
+    WORD,
+    Broken,
+    Call,
+    Reply,
+    Script,
+    check_script,
+    checked_reply,
+    cut_at_stop,
+    refuse_what_needs_ids,
+    split,
+)
+from stemma.backend.worker import Worker
 from stemma.lang.errors import (
     BackendClosed,
     Cancelled,
@@ -50,37 +61,16 @@ CHATML = ChatFormat(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """A scripted reply that writes `text` and then fails."""
-
-    text: str
-    error: BaseException
-
-
-Reply = str | BaseException | Broken
 ReplyFunction = Callable[[str, SamplingParams], Reply]
 ScoreFunction = Callable[[str, str], Sequence[float]]
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One request: a generation after `prompt`, or, with `choices`, their scores."""
-
-    prompt: str
-    namespace: Namespace
-    params: SamplingParams | None = None
-    heal: bool = True
-    choices: tuple[str, ...] = ()
-    cache: CacheMode = "read-write"
-    priority: int = 0
 
 
 class MockBackend(Backend):
     r"""Plays a script.
 
     replies: what generations write, in the order in which they are asked for (an exception fails
-        that one); or a function of the text so far and the params. Stop strings, `stop_regex` and
+        that one); or a function of the text so far and the params, called in a thread of its own,
+        one call at a time. Stop strings, `stop_regex` and
         `max_tokens` cut what is written, `min_tokens` keeps stops out of its first words; a script
         may end sooner. What weighs tokens against each other is noted in `calls` and changes
         nothing. `stop_token_ids`, `logit_bias` and `top_logprobs` are refused: a script has no ids.
@@ -121,6 +111,8 @@ class MockBackend(Backend):
             raise InvalidArgument("choices= and scores=: two ways to say what is chosen; give one")
         if isinstance(replies, str) or isinstance(choices, str):
             raise InvalidArgument("a script is a list of texts, not one text")
+        if not callable(replies):
+            check_script(replies)
         self.chat = chat if chat is not None else ChatFormat.absent()
         self.model_name = "mock"
         self.delay = delay
@@ -133,6 +125,8 @@ class MockBackend(Backend):
         self._closed = False
         self._script = Script("reply", () if callable(replies) else replies)
         self._reply = replies if callable(replies) else self._script.next
+        self._has_function = callable(replies)
+        self._worker = Worker()
         self._choices = None if choices is None else Script("choice", choices)
         self._scores = scores if scores is not None else _all_alike
         self._fail = dict(fail or {})
@@ -264,22 +258,38 @@ class MockBranch(Branch):
             generation,
             Call(prompt, self._namespace, params, heal, cache=self._cache, priority=self._priority),
         )
-        if reply is None:
-            reply = backend._reply(prompt, params)
-        text, outcome = self._outcome(prompt, reply, params)
+        self._pending = generation
 
         def push(piece: str) -> None:
             written.append(piece)
             backend._push(generation, piece)
 
-        def end() -> None:
-            if not isinstance(outcome, BaseException):
-                self._text = prompt + text
-            backend._resolve(generation, outcome)
+        def answer() -> None:
+            text, outcome = self._answer(prompt, reply, params)
 
-        self._pending = generation
-        backend._play([*(partial(push, piece) for piece in split(text, backend.pieces)), end])
+            def end() -> None:
+                if not isinstance(outcome, BaseException):
+                    self._text = prompt + text
+                backend._resolve(generation, outcome)
+
+            backend._play([*(partial(push, piece) for piece in split(text, backend.pieces)), end])
+
+        if reply is None and backend._has_function:
+            backend._worker.call(answer)
+        else:
+            answer()
         return generation
+
+    def _answer(
+        self, prompt: str, reply: Reply | None, params: SamplingParams
+    ) -> tuple[str, Completion | BaseException]:
+        """What a reply, that of the script unless one is given, comes to; or why there is none."""
+        try:
+            if reply is None:
+                reply = checked_reply(self._backend._reply(prompt, params))
+            return self._outcome(prompt, reply, params)
+        except BaseException as error:
+            return "", error
 
     def _outcome(
         self, prompt: str, reply: Reply, params: SamplingParams
@@ -331,39 +341,52 @@ class MockBranch(Branch):
             cache=self._cache,
             priority=self._priority,
         )
+        self._pending = pending
         outcome: ScoredChoices | BaseException | None = backend._start(pending, call)
-        chosen = None
+        chosen: str | None = None
         if outcome is None and backend._choices is not None:
-            chosen = backend._choices.next(prompt)
-            outcome = chosen if isinstance(chosen, BaseException) else None
-            if outcome is None and chosen not in choices:
+            found = backend._choices.next(prompt)
+            if isinstance(found, BaseException):
+                outcome = found
+            elif found not in choices:
                 outcome = StemmaError(
-                    f"the script chooses {chosen!r}, which is none of the choices {list(choices)!r}"
+                    f"the script chooses {found!r}, which is none of the choices {list(choices)!r}"
                     f", after {prompt!r}"
                 )
-        if outcome is None:
-            start = len(backend._ids(prompt))
-            scores = tuple(
-                ChoiceScore(
-                    text=choice,
-                    start=start,
-                    token_ids=backend._ids(choice),
-                    logprobs=(
-                        tuple(backend._scores(prompt, choice))
-                        if chosen is None
-                        else tuple(
-                            (-0.1 if choice == chosen else -9.0) for _ in backend._ids(choice)
-                        )
-                    ),
-                    unconditional=tuple(backend._scores("", choice)) if unconditional else None,
-                )
-                for choice in choices
-            )
-            usage = Usage(start, computed_tokens=start, total_s=backend.delay)
-            outcome = ScoredChoices(scores, usage)
-        self._pending = pending
-        backend._play([lambda: backend._resolve(pending, outcome)])
+            else:
+                chosen = found
+
+        def answer() -> None:
+            try:
+                scored = outcome or self._scored(prompt, choices, chosen, unconditional)
+            except BaseException as error:
+                scored = error
+            backend._play([lambda: backend._resolve(pending, scored)])
+
+        if outcome is None and backend._scores is not _all_alike:
+            backend._worker.call(answer)
+        else:
+            answer()
         return pending
+
+    def _scored(
+        self, prompt: str, choices: Sequence[str], chosen: str | None, unconditional: bool
+    ) -> ScoredChoices | BaseException:
+        """The scores of choices; of those of a script, that which it has chosen is far ahead."""
+        backend = self._backend
+        start = len(backend._ids(prompt))
+
+        def score(choice: str) -> ChoiceScore:
+            ids = backend._ids(choice)
+            if chosen is None:
+                logprobs = tuple(backend._scores(prompt, choice))
+            else:
+                logprobs = tuple((-0.1 if choice == chosen else -9.0) for _ in ids)
+            alone = tuple(backend._scores("", choice)) if unconditional else None
+            return ChoiceScore(choice, start, ids, logprobs, alone)
+
+        usage = Usage(start, computed_tokens=start, total_s=backend.delay)
+        return ScoredChoices(tuple(map(score, choices)), usage)
 
     def commit(self, choice: ChoiceScore) -> None:
         self._text += choice.text

@@ -6,17 +6,43 @@ Used by `mock.py`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sized
-from typing import Generic, TypeVar
+from collections.abc import Iterable, Sequence, Sized
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
+from stemma.backend.base import CacheMode, Namespace
 from stemma.backend.local.stops import StopWatch
-from stemma.lang.errors import StemmaError, UnsupportedByBackend
+from stemma.lang.errors import InvalidArgument, StemmaError, UnsupportedByBackend
 from stemma.lang.expressions import compile_stop_regex
 from stemma.lang.sampling import SamplingParams
 
 T = TypeVar("T")
 WORD = re.compile(r"\s*\S+|\s+")
 """A token of a script: a word with the white space before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A scripted reply that writes `text` and then fails."""
+
+    text: str
+    error: BaseException
+
+
+Reply = str | BaseException | Broken
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request: a generation after `prompt`, or, with `choices`, their scores."""
+
+    prompt: str
+    namespace: Namespace
+    params: SamplingParams | None = None
+    heal: bool = True
+    choices: tuple[str, ...] = ()
+    cache: CacheMode = "read-write"
+    priority: int = 0
 
 
 class Script(Generic[T]):
@@ -44,6 +70,24 @@ class Script(Generic[T]):
             return StemmaError(
                 f"the script has no {self._what} number {self._given}, to {prompt!r}"
             )
+
+
+def check_script(replies: Iterable[Any]) -> None:
+    """Raise InvalidArgument for a list with something in it that is no reply."""
+    if not isinstance(replies, Iterable):
+        raise InvalidArgument(
+            f"replies={replies!r}: must be a list of texts, or a function of the text so far and "
+            "the sampling parameters"
+        )
+    for i, reply in enumerate(replies if isinstance(replies, Sequence) else ()):
+        checked_reply(reply, f"reply {i}")
+
+
+def checked_reply(reply: Any, what: str = "the script's reply") -> Reply:
+    """The reply. Raises InvalidArgument for what is none."""
+    if isinstance(reply, str | BaseException | Broken):
+        return reply
+    raise InvalidArgument(f"{what} is {reply!r}: must be a text, or an exception to fail with")
 
 
 def refuse_what_needs_ids(params: SamplingParams) -> None:

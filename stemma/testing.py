@@ -17,7 +17,8 @@ from difflib import unified_diff
 from pathlib import Path
 
 from stemma.backend.base import Namespace
-from stemma.backend.mock import Broken, Call, MockBackend
+from stemma.backend.mock import MockBackend
+from stemma.backend.script import Broken, Call
 from stemma.interpreter.state import ProgramState
 from stemma.lang.errors import InvalidArgument
 from stemma.lang.sampling import SamplingParams

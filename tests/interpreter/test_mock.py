@@ -128,3 +128,65 @@ def test_mocks_share_one_thread() -> None:
     for generation in waiting:
         assert generation.result(5).text == "a"
     assert time.monotonic() - start < 3
+
+
+def test_a_slow_function_stalls_neither_other_runs_nor_time_limits() -> None:
+    gone = threading.Event()
+
+    def reply(text: str, params: st.SamplingParams) -> str:
+        gone.wait(30)
+        return " late"
+
+    def scores(text: str, choice: str) -> list[float]:
+        gone.wait(30)
+        return [-1.0]
+
+    @st.function
+    def writes(s: st.ProgramState) -> None:
+        s += st.gen("x")
+
+    @st.function
+    def chooses(s: st.ProgramState) -> None:
+        s += st.select("x", [" a", " b"])
+
+    try:
+        for program, backend in (
+            (writes, MockBackend(reply)),
+            (chooses, MockBackend(scores=scores)),
+        ):
+            with pytest.raises(st.errors.Timeout) as caught:
+                program.run(backend=backend, timeout=0.5)
+            assert caught.value.variable == "x"
+            assert not any("no operation" in note for note in caught.value.__notes__)
+            assert writes.run(backend=MockBackend([" a"]), timeout=5)["x"] == " a"
+    finally:
+        gone.set()
+
+
+def test_what_is_no_reply_is_refused_where_it_can_be_known() -> None:
+    with pytest.raises(InvalidArgument, match=r"reply 1 is 5: must be a text"):
+        MockBackend([" a", 5])  # type: ignore[list-item]
+    with pytest.raises(InvalidArgument, match=r"replies=5: must be a list"):
+        MockBackend(5)  # type: ignore[arg-type]
+    for backend in (MockBackend(lambda text, params: None), MockBackend(iter([None]))):  # type: ignore
+        generation = backend.open().generate(st.SamplingParams())
+        with pytest.raises(InvalidArgument, match="the script's reply is None: must be a text"):
+            generation.result()
+
+
+def test_functions_are_called_in_the_order_of_the_requests() -> None:
+    asked: list[str] = []
+
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        branches = s.fork(3)
+        for i, branch in enumerate(branches):
+            branch += f"{i}" + st.gen("x") + st.gen("y")
+
+    def reply(text: str, params: st.SamplingParams) -> str:
+        asked.append(text)
+        return "!"
+
+    backend = MockBackend(reply)
+    program.run(backend=backend)
+    assert asked == ["0", "0!", "1", "1!", "2", "2!"] == backend.prompts

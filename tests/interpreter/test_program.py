@@ -360,14 +360,14 @@ def test_the_default_backend_serves_runs_that_name_none() -> None:
 def test_reading_from_the_dispatchers_thread_raises_instead_of_hanging() -> None:
     errors: list[BaseException] = []
 
-    def reply(prompt: str, params: st.SamplingParams) -> str:
+    def script() -> Iterator[str]:
         try:
             other["name"]
         except StemmaError as error:
             errors.append(error)
-        return "x"
+        yield "x"
 
     other = capital.run("France", backend=MockBackend([" P"]))
     other._own["name"] = type(other._own["name"])()
-    capital.run("Italy", backend=MockBackend(reply))
+    capital.run("Italy", backend=MockBackend(script()))
     assert "thread" in str(errors[0])
