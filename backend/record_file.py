@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stemma.backend import one_writer
 from stemma.backend.base import Backend
 from stemma.backend.sent import Part, Sent
 from stemma.lang.errors import InvalidArgument, StemmaError
@@ -57,13 +58,17 @@ class Recording:
     """A record that is being written. Any thread may write; a line is in the file when it returns.
 
     path: a record that is there is written anew; another file is refused with InvalidArgument, and
-    so is a path that cannot be written. seed: what `replay` runs with.
+    so is a path that cannot be written, and a file into which somebody records just now. seed: what
+    `replay` runs with.
+    Nobody else may record into the file until whoever made this, and all who `hold` it, have called
+    `let_go`.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, seed: int | None) -> None:
         self.path = Path(path)
         self.seed = seed
         self._lock = threading.Lock()
+        self._holders = 1
         self._written: set[object] = set()
         self._long: deque[tuple[str, tuple[Part, ...]]] = deque(maxlen=_LOOK_BACK)
         try:
@@ -72,13 +77,32 @@ class Recording:
                     f"record={str(self.path)!r}: the file is there and is no record of Stemma's: "
                     "name another, or remove it"
                 )
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
             self._file = os.open(self.path, flags, 0o666)
+            weakref.finalize(self, os.close, self._file)
+            if not one_writer.take(self._file):
+                raise InvalidArgument(
+                    f"record={str(self.path)!r}: another run is being recorded into it: give each "
+                    "its own file, or record them as one batch"
+                )
+            os.ftruncate(self._file, 0)
         except OSError as error:
             raise InvalidArgument(
                 f"record={str(self.path)!r}: cannot be written: {error.strerror or error}"
             ) from error
-        weakref.finalize(self, os.close, self._file)
+
+    def hold(self) -> Recording:
+        """One more run writes to it."""
+        with self._lock:
+            self._holders += 1
+        return self
+
+    def let_go(self) -> None:
+        """One fewer does; after the last the file is anybody's."""
+        with self._lock:
+            self._holders -= 1
+            if not self._holders:
+                one_writer.give_back(self._file)
 
     def begin(self, program: str, backend: Backend) -> None:
         """Write the first line, if no run before has."""

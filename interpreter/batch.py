@@ -24,6 +24,7 @@ from collections.abc import (
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
+from stemma.backend.record_file import Recording
 from stemma.interpreter.batch_failures import hand_on_all, may_pass, note_item
 from stemma.interpreter.batch_order import BatchItem, depth_first
 from stemma.interpreter.checkpoint import Checkpoint, item_key
@@ -190,6 +191,8 @@ class Batch:
                 with self._progress:
                     yield
         finally:
+            if isinstance(record := self._options.get("record"), Recording):
+                record.let_go()
             if self._checkpoint is not None:
                 self._checkpoint.close()
 
@@ -280,6 +283,11 @@ class Batch:
                 f"run_batch: item {index} must be a dict, a tuple or a list, not {item!r}"
             )
         own: Mapping[str, Any] = item if isinstance(item, Mapping) else {}
+        if any(not isinstance(name, str) for name in own):
+            raise InvalidArgument(
+                f"run_batch: item {index} has keys that are no names: {list(own)!r}; a dict is of "
+                "arguments by name, a tuple or a list of positional ones"
+            )
         args = () if isinstance(item, Mapping) else tuple(item)
         given = {**self._options, **own}
         kwargs = {**given, **self._own_seed(index, own)}

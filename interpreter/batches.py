@@ -187,7 +187,7 @@ class Batches(ABC):
         """
         batch = self._batch(
             _Giving(lazy=generator_style),
-            items if generator_style else list(items),
+            items if generator_style else _listed(items),
             concurrency=_concurrency(concurrency, num_threads),
             progress=progress or progress_bar,
             return_exceptions=return_exceptions,
@@ -261,7 +261,7 @@ class Batches(ABC):
         """`run_batch` for async code: the bodies of an async program run in this event loop, those
         of a plain one in threads. Cancelling the task cancels all of them.
         """
-        batch = self._batch(_Giving(loop=asyncio.get_running_loop()), list(items), **how)
+        batch = self._batch(_Giving(loop=asyncio.get_running_loop()), _listed(items), **how)
         async with aclosing(aiter(batch)) as results:
             return [result async for _, result in results]
 
@@ -307,6 +307,11 @@ class Batches(ABC):
         checkpoint: CheckpointPath = None,
         **options: Any,
     ) -> Batch:
+        _check_items(items)
+        if not isinstance(return_exceptions, bool):
+            raise InvalidArgument(f"return_exceptions={return_exceptions!r}: must be True or False")
+        if checkpoint == "":
+            raise InvalidArgument("checkpoint='': must be the path of a file, or None")
         if isinstance(checkpoint, str | os.PathLike):
             checkpoint = Checkpoint(checkpoint)
         if not isinstance(checkpoint, Checkpoint | None):
@@ -337,6 +342,19 @@ def _concurrency(concurrency: Concurrency, num_threads: Concurrency | None) -> C
             "give one"
         )
     return num_threads
+
+
+def _check_items(items: object) -> None:
+    if not isinstance(items, Iterable):
+        raise InvalidArgument(
+            f"run_batch: items={items!r}: must be a list, or any iterable, of dicts, tuples or "
+            "lists, each the arguments of one item"
+        )
+
+
+def _listed(items: Iterable[BatchItem]) -> list[BatchItem]:
+    _check_items(items)
+    return list(items)
 
 
 def _results(batch: Batch) -> Iterator[Any]:

@@ -16,12 +16,14 @@ import pickle
 import textwrap
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType
 from typing import Any, BinaryIO
 
 from stemma.backend.base import Backend
+from stemma.backend.one_writer import take
 from stemma.interpreter.finished import record_of, restore
 from stemma.interpreter.json_values import encode
 from stemma.interpreter.state import ProgramState
@@ -123,12 +125,14 @@ class Checkpoint:
         with self._lock:
             if self._file is not None:
                 self._write({"index": index, "key": key, "result": record})
+                self._indices.add(index)
 
     def close(self) -> None:
         with self._lock:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+            file, self._file = self._file, None
+            if file is not None:
+                with self._naming_the_file():
+                    file.close()
 
     # The file
 
@@ -190,32 +194,38 @@ class Checkpoint:
         """One line, which has left the process when this returns."""
         assert self._file is not None
         text = json.dumps(line, ensure_ascii=False, allow_nan=False)
-        self._file.write(text.encode("utf-8", "surrogatepass") + b"\n")
-        self._file.flush()
+        with self._naming_the_file():
+            self._file.write(text.encode("utf-8", "surrogatepass") + b"\n")
+            self._file.flush()
+
+    @contextmanager
+    def _naming_the_file(self) -> Iterator[None]:
+        """Of what the system has refused, a full disk or a limit, say of which file."""
+        try:
+            yield
+        except OSError as error:
+            if error.filename is None:
+                error.filename = str(self.path)
+            raise
 
 
 def _opened(path: Path) -> BinaryIO:
     """The file, for reading and writing, and for no other run meanwhile."""
     if not path.absolute().parent.is_dir():
         raise InvalidArgument(f"checkpoint {path}: there is no folder {path.absolute().parent}")
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "no file that keeps what is written"
+        raise InvalidArgument(f"checkpoint {path}: is {what}: give the path of a file")
     # "r+" does not make the file, "a+" writes at its end wherever one seeks, "w+" empties it.
     file = os.fdopen(
         os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666), "r+b"
     )
-    try:
-        import fcntl
-    except ImportError:  # not on every system
-        return file
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not take(file.fileno()):
         file.close()
         raise InvalidArgument(
             f"checkpoint {path}: another batch is writing to it; wait for its end, or give another "
             "path"
-        ) from None
-    except OSError:  # a file system without locks
-        return file
+        )
     return file
 
 

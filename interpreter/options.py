@@ -11,6 +11,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from math import inf
 from typing import Any, get_args
 
 from stemma.backend.base import Backend, CacheMode
@@ -71,8 +72,11 @@ class RunOptions:
             raise InvalidArgument(f"backend={self.backend!r}: must be a Backend, or None")
         if not isinstance(self.sampling, SamplingParams | None):
             raise InvalidArgument(f"sampling={self.sampling!r}: must be SamplingParams, or None")
-        if self.timeout is not None and not (_is_number(self.timeout) and self.timeout > 0):
-            raise InvalidArgument(f"timeout={self.timeout!r}: must be above 0 seconds, or None")
+        limit = self.timeout
+        if limit is not None and not (_is_number(limit) and 0 < limit < inf):
+            raise InvalidArgument(
+                f"timeout={limit!r}: must be above 0 seconds, or None for no limit"
+            )
         if not isinstance(self.salt, str):
             raise InvalidArgument(f"salt={self.salt!r}: must be a string")
         if not isinstance(self.adapter, str | None):

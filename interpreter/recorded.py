@@ -35,7 +35,7 @@ def backend_and_seed(options: RunOptions, program: str, seed: int | None) -> tup
     backend, seed = options.backend or default_backend(), _given(seed)
     if record is None:
         return backend, seed
-    recording = record if isinstance(record, Recording) else Recording(record, seed=seed)
+    recording = record.hold() if isinstance(record, Recording) else Recording(record, seed=seed)
     return RecordingBackend(backend, recording, program=program), seed
 
 

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from stemma.backend.base import Backend, Usage
+from stemma.backend.recording import RecordingBackend
 from stemma.interpreter.dispatcher import Timer, dispatcher
 from stemma.interpreter.events import Ended
 from stemma.interpreter.feed import Feed
@@ -226,10 +227,16 @@ class Run:
         if self.background and self.failure is None:
             self.failure = failure
         self._failures.clear()
+        self.end_record()
         self.finished.finish()
         if self.failure is not None:
             self._note_untold(self.failure)
         self.dispatcher.call(self._end_for_readers)
+
+    def end_record(self) -> None:
+        """Of a run that is recorded: others may record into the file."""
+        if isinstance(self.backend, RecordingBackend):
+            self.backend.recording.let_go()
 
     def _note_untold(self, error: BaseException) -> None:
         """First noted, then looked: a reader that is told meanwhile does it the other way round."""

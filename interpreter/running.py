@@ -49,7 +49,11 @@ def open_state(program: Program, call: Call, *, feed: Feed | None = None) -> Pro
         feed=feed,
     )
     namespace = Namespace(adapter=options.adapter, salt=options.salt)
-    branch = run.backend.open(namespace, cache=options.cache, priority=options.priority)
+    try:
+        branch = backend.open(namespace, cache=options.cache, priority=options.priority)
+    except BaseException:
+        run.end_record()
+        raise
     kind = Executor if tracing is None else TracingExecutor
     return ProgramState(run, kind(run, program.name, run.seed, branch=branch, main=True))
 

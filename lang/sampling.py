@@ -238,7 +238,7 @@ def checked_seed(seed: object) -> int | None:
         return None
     number = _integer("seed", seed)
     if not -(2**63) <= number < 2**63:
-        _refuse("seed", seed, "an integer of 64 bits, or None")
+        _refuse("seed", seed, "a signed integer of 64 bits (from -2**63 to 2**63 - 1), or None")
     return number
 
 

@@ -73,7 +73,7 @@ def test_the_command_has_one_name_however_it_is_started(tmp_path: Path) -> None:
 def test_a_seed_that_is_none_is_refused_before_anything_is_done(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--seed", str(2**63), "--model", "/not/there"])
     assert result.exit_code == 2
-    assert "must be an integer of 64 bits" in " ".join(result.output.replace("│", "").split())
+    assert "must be a signed integer of 64 bits" in " ".join(result.output.replace("│", "").split())
     assert result.stdout == ""
 
 

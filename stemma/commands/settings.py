@@ -31,7 +31,7 @@ Model = Annotated[
 def checked_seed(seed: int | None) -> int | None:
     """Raises BadParameter for one that is no seed."""
     if seed is not None and not -(2**63) <= seed < 2**63:
-        raise typer.BadParameter(f"{seed}: must be an integer of 64 bits")
+        raise typer.BadParameter(f"{seed}: must be a signed integer of 64 bits")
     return seed
 
 
