@@ -193,10 +193,19 @@ def test_a_limit_takes_the_first_rows_and_what_it_did_is_kept(backend: MockBacke
 
 @pytest.mark.usefixtures("folder", "backend")
 def test_no_rows_give_no_results() -> None:
-    for name, content in (("data.csv", "topic\n"), ("data.jsonl", "\n"), ("empty.csv", "")):
+    for name, content in (("data.csv", "topic\n"), ("data.jsonl", "\n")):
         Path(name).write_text(content)
         result = batch("program.py:tips", name, "-o", "out.jsonl")
         assert (result.exit_code, Path("out.jsonl").read_text()) == (0, ""), result.output
+
+
+@pytest.mark.usefixtures("folder", "backend")
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_a_table_without_a_header_is_refused(content: str) -> None:
+    Path("empty.csv").write_text(content)
+    result = batch("program.py:tips", "empty.csv", "-o", "out.jsonl")
+    assert result.exit_code == 2
+    assert "has no header" in result.output
 
 
 @pytest.mark.usefixtures("folder")
@@ -480,6 +489,9 @@ def test_the_same_command_after_an_interruption_yields_the_same_file(
     assert "Traceback" not in errors
     assert time.monotonic() - started < 15
     finished = kept.read_bytes().count(b"\n") - 1
+    if number == signal.SIGINT:
+        assert f"interrupted; {out}.checkpoint keeps {finished} of 30 rows; the same" in errors
+        assert "failed" not in errors
     assert 5 <= finished < 30
     again = run_stemma(*words, cwd=cut)
     assert again.returncode == 0, again.stderr

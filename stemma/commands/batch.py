@@ -45,7 +45,13 @@ def run_rows(target: str, data: str, settings: BatchSettings) -> None:
         program = choose_program(load_file(path), path, name)
         rows = read_rows(data, program, keep=settings.keep, limit=settings.limit)
         checkpoint = _checkpoint(settings)
-        failures = _run(program, rows, settings, checkpoint, stdout)
+        try:
+            failures = _run(program, rows, settings, checkpoint, stdout)
+        except KeyboardInterrupt:
+            if checkpoint is not None:
+                kept = f"{checkpoint.path} keeps {len(checkpoint)} of {len(rows)} rows"
+                typer.echo(f"interrupted; {kept}; the same command goes on from there", err=True)
+            raise
         where = "standard output" if settings.out == "-" else settings.out
         typer.echo(f"{len(rows)} rows written to {where}", err=True)
         if failures:

@@ -103,6 +103,8 @@ def _cells(text: str, delimiter: str) -> Iterator[Line]:
         try:
             cells = next(reader)
         except StopIteration:
+            if header is None:
+                yield 1, "has no header: the first line of a table names its columns"
             return
         except csv.Error as error:
             yield line, f"is no CSV ({error})"
