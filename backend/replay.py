@@ -247,7 +247,13 @@ def _mismatch(
     alike = [each for each in calls if each.prompt == sent.id]
     if alike:
         nearest = min(alike, key=lambda each: len(_settings(each.ask, ask)))
-        told = "\n".join(_settings(nearest.ask, ask))
+        differing = _settings(nearest.ask, ask)
+        told = "\n".join(differing)
+        if len(differing) == 1 and differing[0].startswith("    seed: "):
+            told += (
+                "\nonly the seed of the draw is another: replay without seed=, the program as it "
+                "was, and the items of a batch in the same places; or"
+            )
         return (
             f"the record {path} has a {name} after this text, but with other settings (line "
             f"{nearest.line}):\n{told}\n{_remedy(record)}"

@@ -471,3 +471,27 @@ def test_a_run_on_a_model_is_played_without_it(path: Path, tiny_model: Any) -> N
     same(recorded, played)
     assert played["samples"] == recorded["samples"]
     assert played.meta("samples") == recorded.meta("samples")
+
+
+def test_an_item_that_has_moved_in_its_batch_is_told_so(path: Path) -> None:
+    @st.function
+    def program(s: st.ProgramState, word: str) -> None:
+        s += word + st.gen("x")
+
+    program.run_batch([("a",), ("b",)], backend=st.MockBackend(write), record=path)
+    with pytest.raises(
+        ReplayMismatch, match=r"only the seed .*items of a batch in the same places"
+    ):
+        program.run_batch([("b",), ("a",)], replay=path)
+
+
+def test_a_read_after_the_run_is_recorded_if_it_was_made(path: Path) -> None:
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        s += "a" + st.gen("x")
+
+    recorded = program.run(backend=st.MockBackend([" b"]), record=path)
+    with pytest.raises(ReplayMismatch):
+        program.run(replay=path).tokens()
+    ids = recorded.tokens()
+    assert program.run(replay=path).tokens() == ids
