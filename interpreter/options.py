@@ -11,7 +11,6 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from math import inf
 from typing import Any, get_args
 
 from stemma.backend.base import Backend, CacheMode
@@ -73,7 +72,7 @@ class RunOptions:
         if not isinstance(self.sampling, SamplingParams | None):
             raise InvalidArgument(f"sampling={self.sampling!r}: must be SamplingParams, or None")
         limit = self.timeout
-        if limit is not None and not (_is_number(limit) and 0 < limit < inf):
+        if limit is not None and not (_is_number(limit) and limit > 0):
             raise InvalidArgument(
                 f"timeout={limit!r}: must be above 0 seconds, or None for no limit"
             )

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from math import inf
 from typing import Any, NoReturn, cast
 
 from stemma.lang.choices import ChoicesMethod, token_length_normalized
@@ -376,7 +375,7 @@ def check_name(what: str, name: object, parameter: str = "name") -> None:
 def check_timeout(what: str, seconds: object) -> None:
     """Raise InvalidArgument for what is neither a number of seconds above 0 nor None."""
     number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if seconds is not None and not (number and 0 < cast(float, seconds) < inf):
+    if seconds is not None and not (number and cast(float, seconds) > 0):
         raise InvalidArgument(
             f"{what}(timeout={seconds!r}): must be above 0 seconds, or None for no limit"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import threading
@@ -68,9 +69,15 @@ def test_a_checkpoint_that_cannot_be_written_on_is_named(tmp_path: Path) -> None
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_no_limit_of_time_is_said_by_none() -> None:
-    with pytest.raises(InvalidArgument, match="timeout=inf: must be above 0 seconds, or None"):
-        program.run(backend=echo(), timeout=float("inf"))
+def test_an_endless_limit_of_time_is_none_for_a_run_and_for_an_operation() -> None:
+    @st.function
+    def patient(s: st.ProgramState) -> None:
+        s += st.gen("x", timeout=math.inf) + st.select("y", ["a", "b"], timeout=math.inf)
+
+    assert patient.run(backend=echo(), timeout=math.inf)["y"] == "a"
+
+
+def test_a_seed_is_signed() -> None:
     with pytest.raises(InvalidArgument, match=r"signed integer of 64 bits \(from -2\*\*63"):
         program.run(backend=echo(), seed=2**63)
 

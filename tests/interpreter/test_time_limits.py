@@ -184,7 +184,7 @@ def test_a_backend_that_does_not_let_go_holds_no_branch(
     assert time.monotonic() - start < 5
 
 
-@pytest.mark.parametrize("seconds", [0, -1, True, "1", float("inf"), float("nan")])
+@pytest.mark.parametrize("seconds", [0, -1, True, "1", float("nan")])
 @pytest.mark.parametrize(
     "operation",
     [
