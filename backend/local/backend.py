@@ -45,7 +45,7 @@ from stemma.backend.local.native.linears import use_few_rows_linears
 from stemma.backend.local.offline import complete
 from stemma.backend.local.pins import Clock, Pin, pin_prefix
 from stemma.backend.local.reloading import reload_weights
-from stemma.backend.local.request import CacheUse, Ints, Request
+from stemma.backend.local.request import CacheUse, Ints, Request, check_namespace
 from stemma.backend.local.scheduler import Scheduler
 from stemma.backend.local.sizing import choose_device, choose_dtype, make_pool
 from stemma.backend.local.speculation import Speculation
@@ -117,6 +117,8 @@ class LocalBackend(Backend):
         ):
             if type(value) is not int or value < 1:
                 raise InvalidArgument(f"{name}={value!r}: must be an integer of at least 1")
+        if type(speculation) is not bool:
+            raise InvalidArgument(f"speculation={speculation!r}: must be True or False")
         refuse_forked_process()
         self.device = choose_device(device)
         self.dtype = choose_dtype(dtype, self.device)
@@ -405,6 +407,8 @@ class LocalBackend(Backend):
 
     def flush_cache(self, namespace: Namespace | None = None) -> int:
         """See `Backend`; what is pinned stays."""
+        if namespace is not None:
+            check_namespace(namespace)
         wanted = None if namespace is None else self.versioned(namespace)
         return self.engine.call(lambda: self.engine.scheduler.memory.flush(wanted))
 

@@ -322,7 +322,7 @@ class Engine:
         tokens that were drawn indeed.
         """
         draft = request.drop_draft().tolist()
-        right = 0
+        right = needed = 0
         for guess, sampled in zip((*draft, None), samples, strict=True):
             self._append(request, sampled)
             if sampled.token_id != guess:
@@ -331,6 +331,8 @@ class Engine:
             if request.state is State.FINISHED:
                 break
             request.computed += 1
+            needed += 1
+        self.counters.computed_tokens -= len(draft) - needed
         self.counters.drafted_tokens += len(draft)
         self.counters.accepted_tokens += right
         if self.scheduler.speculation is not None:

@@ -57,9 +57,11 @@ class Stats:
     the cache, or that another request of the same step computed. The others were computed; each
     token is counted once, however often its request goes back to the queue.
     computed_tokens: rows run through the model, of prompts, scored choices and outputs alike; what
-    is computed again counts again. output_tokens: sampled.
-    drafted_tokens: of the computed ones those that were guesses of what comes next, and
-    accepted_tokens those of them that came true, see `speculation.py`.
+    is computed again counts again. output_tokens: sampled,
+    without a token that only ended a text.
+    drafted_tokens: guesses of what comes next that were run through the model, too, and
+    accepted_tokens those that came true, see `speculation.py`. The rows of the others are not among
+    the computed ones.
     alignment_lost_tokens: prompt tokens that were cached when their request was admitted, and
     computed again because they did not fill a page there. 0 for pages of one token.
     step_seconds: the time of all steps. Of it, scheduling_seconds is everything about the queues

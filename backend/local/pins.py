@@ -126,7 +126,7 @@ class Pins:
         length = len(key) - len(key) % page
         if length == 0:
             raise InvalidArgument(
-                f"{len(key)} tokens are less than a page of {page}: there is nothing to pin"
+                f"a prefix of {len(key)} is less than a page of {page} tokens: nothing to pin"
             )
         pinned = self._pinned()
         node = self._cache.hold(key)
@@ -187,8 +187,8 @@ def pin_prefix(backend: LocalBackend, ids: list[int], *, ttl: float, namespace: 
 
     See `LocalBackend.pin`. May be called on any thread but the engine's.
     """
-    if not ttl > 0:
-        raise InvalidArgument(f"ttl={ttl!r}: must be above 0 seconds")
+    if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not ttl > 0:
+        raise InvalidArgument(f"ttl={ttl!r}: must be a number of seconds above 0")
     engine, memory = backend.engine, backend.engine.scheduler.memory
     if not memory.prefix_cache:
         raise UnsupportedByBackend("nothing can be pinned: the backend has prefix_cache=False")

@@ -66,6 +66,14 @@ class Ints:
         self._size = min(size, self._size)
 
 
+def check_namespace(namespace: object) -> None:
+    """Raises InvalidArgument for what is no namespace."""
+    if not isinstance(namespace, Namespace):
+        raise InvalidArgument(
+            f"namespace={namespace!r}: must be a Namespace, as st.Namespace(salt='tenant')"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class CacheUse:
     """What a branch's requests have to do with the cache: what they share with whom, and what they
@@ -77,6 +85,7 @@ class CacheUse:
     priority: int
 
     def __post_init__(self) -> None:
+        check_namespace(self.namespace)
         modes = get_args(CacheMode)
         if self.mode not in modes:
             raise InvalidArgument(

@@ -210,12 +210,15 @@ class Scheduler:
 
     def _decode(self, request: Request, step: Step, budget: int) -> int:
         """A row for the last token, which none of the budget pays for, and rows for a draft behind
-        it where there is room without taking it from others.
+        it where there is room: nothing goes for a guess.
         """
         end = request.known_end
         draft = NO_DRAFT
-        if self.speculation is not None and budget > 0 and request.remaining_output > 1:
-            draft = self.speculation.draft(request, min(budget, request.remaining_output - 1))
+        if self.speculation is not None:
+            room = len(request.table) - end + self.memory.allocator.free_tokens
+            limit = min(budget, request.remaining_output - 1, room)
+            if limit > 0:
+                draft = self.speculation.draft(request, limit)
         if end + len(draft) > len(request.table):  # seldom, for slots are taken by the run
             spare = min(DECODE_RUN, request.remaining_output) - 1 - len(draft)
             if not self._grow(request, step, end + len(draft), spare=max(spare, 0)):

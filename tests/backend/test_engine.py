@@ -9,6 +9,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -514,3 +515,26 @@ def test_forked_process_is_told_to_spawn(make: Make) -> None:
     os.waitpid(child, 0)
     assert len(lines) == 2
     assert all("spawn" in line for line in lines)
+
+
+@pytest.mark.parametrize("wrong", ["off", 1, None, -3])
+def test_speculation_is_on_or_off(make: Make, wrong: object) -> None:
+    with pytest.raises(InvalidArgument, match=r"speculation=.*: must be True or False"):
+        make(speculation=wrong)
+
+
+def test_a_name_is_no_namespace(make: Make) -> None:
+    backend = make()
+    for act in (
+        lambda: backend.flush_cache("tenant"),  # type: ignore[arg-type]
+        lambda: backend.generate([[3]], namespace="tenant"),  # type: ignore[arg-type]
+        lambda: backend.open("tenant"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InvalidArgument, match="namespace='tenant': must be a Namespace"):
+            act()
+
+
+@pytest.mark.parametrize("ttl", ["1", None, True, 0, -1, float("nan")])
+def test_time_to_live_is_a_number_of_seconds(make: Make, ttl: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"ttl=.*: must be a number of seconds above 0"):
+        make().pin([3, 4, 5], ttl=ttl)

@@ -362,6 +362,7 @@ def test_output_is_the_same_with_and_without(
                 assert a.logprob == pytest.approx(b.logprob, abs=1e-9)
     with_, without = (backend.stats() for backend in backends)
     assert with_.output_tokens == without.output_tokens
+    assert with_.computed_tokens == without.computed_tokens
     assert with_.steps <= without.steps
     assert with_.accepted_tokens > 0 or (params.stop and page_size > 1)  # outputs of no page
     assert without.drafted_tokens == 0

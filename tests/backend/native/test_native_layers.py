@@ -87,7 +87,7 @@ def test_products_are_the_same_integers_whatever_the_processor_has(
     chosen = build.compiler()
     assert chosen is not None
     made = tmp_path / "kernels.so"
-    sources = [str(build.FOLDER / "layers.cpp")]
+    sources = [str(build.FOLDER / name) for name in build.SOURCES]
     command = [str(chosen), *build.FLAGS, *WAYS[way], *sources, *build._openmp(), "-o", str(made)]
     subprocess.run(command, check=True)
     other = ctypes.CDLL(str(made))
