@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings, strategies
 from rich.console import Console
 from suite import command
@@ -122,6 +123,15 @@ def test_ratios_are_medians_of_pairs() -> None:
     assert runs.ratio("peer", "none") is None
 
 
+@pytest.fixture
+def own_threads() -> Iterator[None]:
+    """The command sets how many threads torch has, for the whole process."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("own_threads")
 def test_the_command_writes_its_results(setup: Setup, tmp_path: Path) -> None:
     chosen = ["--only", "judge", "--peers", "fp32,no-cache", "--out", str(tmp_path)]
     command.main([*chosen, "--model", setup.model, "--quick", "--no-compile", "--threads", "1"])
