@@ -92,6 +92,8 @@ class Completion:
     matched_stop: the stop string, stop token id or regex match that ended it.
     logprobs: per kept token, if asked. prompt_logprobs: per prompt token from the second on, if
     asked.
+    closing_tokens: of a constrained text that `max_tokens` cut off, how many more tokens would have
+    completed it, where a way is known.
     """
 
     text: str
@@ -102,6 +104,7 @@ class Completion:
     usage: Usage = Usage()
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    closing_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ from stemma.backend.worker import Worker
 from stemma.lang.errors import (
     BackendClosed,
     Cancelled,
+    ConstraintError,
     InvalidArgument,
     StemmaError,
 )
@@ -72,8 +73,9 @@ class MockBackend(Backend):
         that one); or a function of the text so far and the params, called in a thread of its own,
         one call at a time. Stop strings, `stop_regex` and
         `max_tokens` cut what is written, `min_tokens` keeps stops out of its first words; a script
-        may end sooner. What weighs tokens against each other is noted in `calls` and changes
-        nothing. `stop_token_ids`, `logit_bias` and `top_logprobs` are refused: a script has no ids.
+        may end sooner. A reply that has not the shape that was asked for is an error. What weighs
+        tokens against each other is noted in `calls` and changes nothing. `stop_token_ids`,
+        `logit_bias` and `top_logprobs` are refused: a script has no ids.
     choices: what selects choose, in the order in which they are asked for (an exception fails that
         one). An answer that is none of the choices is an error.
     scores: instead of it a function of the text so far and a choice, giving the log-probability of
@@ -307,9 +309,16 @@ class MockBranch(Branch):
         finish_reason: FinishReason = "stop"
         text, matched = cut_at_stop(reply, params)
         words = WORD.findall(text)
-        limit = DEFAULT_MAX_TOKENS if params.max_tokens is None else params.max_tokens
+        shape, limit = params.constraint, params.max_tokens
+        if limit is None:
+            limit = len(words) if shape is not None else DEFAULT_MAX_TOKENS
         if len(words) > limit:
-            text, matched, finish_reason = "".join(words[:limit]), None, "length"
+            text, matched, finish_reason = _within(limit, words, params), None, "length"
+        elif shape is not None and matched is None and not shape.matches(text):
+            raise ConstraintError(
+                f"the script's reply {text!r:.200} is not of the shape that was asked for, "
+                f"{shape.label}"
+            )
         ids, prompt_tokens = self._backend._ids(text), len(self._backend._ids(prompt))
         delay = self._backend.delay
         return Completion(
@@ -412,6 +421,21 @@ class MockBranch(Branch):
             self._backend._count_branch(-1)
             if self._pending is not None:
                 self._pending.cancel()
+
+
+def _within(limit: int, words: Sequence[str], params: SamplingParams) -> str:
+    """So many of the words; with `on_limit="close"` fewer, and what completes them."""
+    text = "".join(words[:limit])
+    if params.constraint is None or params.on_limit == "cut":
+        return text
+    for kept in range(limit, -1, -1):
+        text = "".join(words[:kept])
+        end = params.constraint.closing(text)
+        if end is not None and len(WORD.findall(text + end)) <= limit:
+            return text + end
+    raise ConstraintError(
+        f"max_tokens={limit} with {params.constraint.label}: no text that was found is as short"
+    )
 
 
 def _all_alike(prompt: str, choice: str) -> list[float]:

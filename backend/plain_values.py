@@ -32,7 +32,11 @@ def _told(value: Any) -> Plain:
 
 
 def plain_params(params: SamplingParams) -> Plain:
-    return _told(params)
+    """A constraint is what it allows: how the text is read afterwards changes no answer."""
+    plain = _told(params)
+    if params.constraint is not None:
+        plain["constraint"] = params.constraint.compiled
+    return plain
 
 
 def plain_completion(completion: Completion) -> Plain:

@@ -32,7 +32,7 @@ class VariableStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class VariableFinished(Event):
-    """The variable can be read."""
+    """The variable can be read. value: or the error that reading it raises."""
 
     variable: str
     value: Any

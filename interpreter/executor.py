@@ -117,9 +117,10 @@ class Executor(Cursor):
             for name in (operation.reasoning, operation.name):
                 if name is not None:
                     self._listeners.tell(VariableStarted(self.label, name))
-        draws = draws_of(operation, self.run.sampling, derive_seed(self.key, _OF_DRAW, self._draws))
+        seed = derive_seed(self.key, _OF_DRAW, self._draws)
+        flight.draws = draws_of(operation, self.run.sampling, seed)
         self._draws += 1
-        flight.handles += branch.sample(draws, heal=operation.heal)
+        flight.handles += branch.sample(flight.draws, heal=operation.heal)
         self._listeners.follow(flight)
         self._fly(flight)
 
@@ -167,8 +168,9 @@ class Executor(Cursor):
         for value in landing.values:
             value.resolve()
         if self._listeners:
-            for name, value in landing.pieces[-1].reads:
-                self._listeners.tell(VariableFinished(self.label, name, value))
+            for value in landing.values:
+                if value.name is not None:
+                    self._listeners.tell(VariableFinished(self.label, value.name, value.told))
 
     def _count(self, usage: Usage) -> None:
         self.transcript.usages.append(usage)

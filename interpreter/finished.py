@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from stemma.backend.base import Usage
+from stemma.backend.plain_values import error_of, plain_error
 from stemma.interpreter.json_values import decode, encode
 from stemma.interpreter.state import ProgramState
 from stemma.interpreter.transcript import Piece
@@ -97,6 +98,8 @@ def _of_variable(variable: Variable, what: str) -> dict[str, Any]:
         record["raw"] = (
             record["value"] if variable.raw is variable.value else encode(variable.raw, what)
         )
+    if variable.unreadable is not None:
+        record["unreadable"] = plain_error(variable.unreadable)
     if variable.meta is not None:
         record["meta"] = encode(variable.meta, what)
     for name, usual in (("samples", 1), ("streamed", False), ("told", 0)):
@@ -113,7 +116,11 @@ def _variable(record: dict[str, Any]) -> Variable:
     variable.samples = record.get("samples", 1)
     variable.streamed = record.get("streamed", False)
     variable.told = record.get("told", 0)
+    unreadable = record.get("unreadable")
     variable.finish(
-        decode(record["value"]), raw=decode(record.get("raw")), meta=decode(record.get("meta"))
+        decode(record["value"]),
+        raw=decode(record.get("raw")),
+        meta=decode(record.get("meta")),
+        unreadable=None if unreadable is None else error_of(unreadable),
     )
     return variable

@@ -54,14 +54,15 @@ class Relay:
 class Flight:
     """The operation that the backend is working on. One handle, or one per sample.
 
-    marks: of a generation whose reasoning is kept apart. inside: it begins with reasoning.
-    over: nobody is told any more of what it still writes. timer: of its limit, or, once it is
-    ended, of the backend's to let go.
+    draws: the parameters of a generation's samples. marks: of a generation whose reasoning is kept
+    apart. inside: it begins with reasoning. over: nobody is told any more of what it still writes.
+    timer: of its limit, or, once it is ended, of the backend's to let go.
     """
 
     operation: Gen | Select | Score
     variable: Variable | None
     handles: list[Pending[Any]] = field(default_factory=list)
+    draws: list[SamplingParams] = field(default_factory=list)
     relays: list[Relay] = field(default_factory=list)
     error: BaseException | None = None
     marks: Marks | None = None

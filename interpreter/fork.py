@@ -29,7 +29,8 @@ class Gathered(dict[str, list[Any]]):
     """What `join` returns: by variable the list of the branches' values.
 
     labels: of the branches that the lists are of, in order. errors: by label, why branches have
-    failed or were cancelled; empty where `join` would have raised.
+    failed or were cancelled; empty where `join` would have raised. A value that `max_tokens` has
+    cut off is its Truncated.
     """
 
     def __init__(self, *, labels: tuple[str, ...], errors: dict[str, BaseException]) -> None:
@@ -187,13 +188,15 @@ class Forks(Sequence[ProgramState]):
             name: [_defined(self._states[i], name, errors.get(i)) for i in places] for name in names
         }
         for name, column in columns.items():
-            joined = Variable.of(
-                [variable.value for variable in column],
+            joined = Variable()
+            joined.finish(
+                [_told(variable) for variable in column],
                 raw=[variable.raw for variable in column],
                 meta=[variable.meta for variable in column],
+                unreadable=next((v.unreadable for v in column if v.unreadable is not None), None),
             )
             self._parent._follow(name, joined, self._parent._own)
-        return {name: [variable.value for variable in column] for name, column in columns.items()}
+        return {name: list(map(_told, column)) for name, column in columns.items()}
 
     def _append_again(self, states: Sequence[ProgramState]) -> None:
         pieces = (piece for state in states for piece in state._executor.transcript.own)
@@ -300,6 +303,11 @@ def _again(piece: Piece) -> Operation:
     if piece.role is not None:
         return RoleBegin(piece.role) if piece.kind == "begin" else RoleEnd(piece.role)
     return Text(piece.text, control=piece.kind == "control")
+
+
+def _told(variable: Variable) -> Any:
+    """The value, or the error in its place where there is none of the type that was asked for."""
+    return variable.value if variable.unreadable is None else variable.unreadable
 
 
 def _defined(state: ProgramState, name: str, error: BaseException | None) -> Variable:

@@ -15,21 +15,35 @@ from stemma.interpreter.meta import Meta, ScoreMeta, SelectMeta
 from stemma.interpreter.transcript import Kind, Piece
 from stemma.interpreter.variable import Variable
 from stemma.lang.choices import decide
+from stemma.lang.errors import ConstraintError, StemmaError, Truncated
 from stemma.lang.ops import Gen, Score, Select
 from stemma.lang.reasoning import Part
+from stemma.lang.sampling import SamplingParams
 
 
 class Value(NamedTuple):
-    """What a variable becomes. The variable of an operation that nobody can read is None."""
+    """What a variable becomes. The variable of an operation that nobody can read is None.
 
+    unreadable: why there is only a text, and no value of the type that was asked for.
+    """
+
+    name: str | None
     variable: Variable | None
     value: Any
     raw: Any
     meta: Any
+    unreadable: StemmaError | None = None
 
     def resolve(self) -> None:
         if self.variable is not None:
-            self.variable.finish(self.value, raw=self.raw, meta=self.meta)
+            self.variable.finish(
+                self.value, raw=self.raw, meta=self.meta, unreadable=self.unreadable
+            )
+
+    @property
+    def told(self) -> Any:
+        """What an event says of it."""
+        return self.value if self.unreadable is None else self.unreadable
 
 
 class Landing(NamedTuple):
@@ -42,30 +56,61 @@ class Landing(NamedTuple):
 def land_generation(flight: Flight, operation: Gen, results: list[Completion]) -> Landing:
     """One completion, or one per sample: the branch goes on with the first."""
     first, name = results[0], operation.name
-    if len(results) == 1 and flight.marks is None:
-        reads = ((name, first.text),) if name is not None else ()
-        piece = Piece(
-            first.text, "generated", name, reads=reads, usage=first.usage, note=_ending(first)
-        )
-        return Landing((piece,), (Value(flight.variable, first.text, first.text, Meta.of(first)),))
     metas = [Meta.of(completion) for completion in results]
-    parted = [flight.parts(completion.text) for completion in results]
-    values = [_samples(flight.variable, parted, "answer", metas)]
-    names = [name]
-    if operation.reasoning is not None:
+    if flight.marks is None:
+        texts = [completion.text for completion in results]
+        typed = [typed_value(flight.draws[0], completion) for completion in results]
+        values = [_value(name, flight.variable, typed, texts, metas)]
+        before, last = [], Part("answer", first.text)
+    else:
+        parted = [flight.parts(completion.text) for completion in results]
         aside = None if flight.variable is None else flight.variable.aside
-        values.insert(0, _samples(aside, parted, "reasoning", metas))
-        names.insert(0, operation.reasoning)
+        values = [
+            _value(name_, variable, [(text, None) for text in texts], texts, metas)
+            for name_, variable, texts in (
+                (operation.reasoning, aside, _texts(parted, "reasoning")),
+                (name, flight.variable, _texts(parted, "answer")),
+            )
+        ]
+        *before, last = parted[0] or [Part("answer", "")]
     note = _ending(first)
     if len(results) > 1:
         note += f"; the first of {len(results)} samples"
-    *before, last = parted[0] or [Part("answer", "")]
     end = _piece(flight, last)._replace(
-        reads=tuple((n, v.value) for n, v in zip(names, values, strict=True) if n is not None),
+        reads=tuple(
+            (v.name, v.raw if v.unreadable else v.value) for v in values if v.name is not None
+        ),
         usage=sum((completion.usage for completion in results), Usage()),
         note=note,
     )
     return Landing((*(_piece(flight, part) for part in before), end), tuple(values))
+
+
+def typed_value(params: SamplingParams, completion: Completion) -> tuple[Any, StemmaError | None]:
+    """The value of a text in the shape that was asked for, or why it has none."""
+    shape, text = params.constraint, completion.text
+    if shape is None:
+        return text, None
+    cut = completion.finish_reason == "length"
+    stopped = isinstance(completion.matched_stop, str)
+    if stopped and shape.read is str:  # the stop stands in place of what would have followed
+        return text, None
+    try:
+        if cut and params.on_limit == "cut" and shape.read is not str:
+            raise ConstraintError("it might have gone on")
+        return shape.parse(text), None
+    except ConstraintError as error:
+        if not cut and not stopped:
+            return None, error
+        by = f"the stop {completion.matched_stop!r}" if stopped else "max_tokens"
+        needed = completion.closing_tokens
+        hint = f"; {needed} more tokens would close it" if needed else ""
+        return None, Truncated(
+            f"{by} ended the text before it was known to be complete ({shape.label}): "
+            f"{text[-80:]!r}{hint}; raise max_tokens, or leave it out",
+            partial=text,
+            needed=needed,
+        )
 
 
 def land_choice(
@@ -83,7 +128,7 @@ def land_choice(
     likely = decision.probabilities[decision.index]
     note = f"{likely:.0%} of {len(scored.choices)} choices"
     piece = Piece(text, "selected", name, reads=reads, usage=scored.usage, note=note)
-    return Landing((piece,), (Value(flight.variable, text, text, meta),)), winner, meta
+    return Landing((piece,), (Value(name, flight.variable, text, text, meta),)), winner, meta
 
 
 def land_score(flight: Flight, operation: Score, scored: ScoredChoices) -> Landing:
@@ -92,7 +137,7 @@ def land_score(flight: Flight, operation: Score, scored: ScoredChoices) -> Landi
     reads = ((name, choice),) if name is not None else ()
     note = f"{math.fsum(choice.logprobs):.2f} for {choice.text!r}"
     piece = Piece("", "score", name, reads=reads, usage=scored.usage, note=note)
-    value = Value(flight.variable, choice, choice.text, ScoreMeta(scored.usage))
+    value = Value(name, flight.variable, choice, choice.text, ScoreMeta(scored.usage))
     return Landing((piece,), (value,))
 
 
@@ -114,11 +159,23 @@ def _ending(completion: Completion) -> str:
     return "ended"
 
 
-def _samples(
-    variable: Variable | None, parted: list[list[Part]], kind: str, metas: list[Meta]
+def _texts(parted: list[list[Part]], kind: str) -> list[str]:
+    return ["".join(part.text for part in parts if part.kind == kind) for parts in parted]
+
+
+def _value(
+    name: str | None,
+    variable: Variable | None,
+    typed: list[tuple[Any, StemmaError | None]],
+    texts: list[str],
+    metas: list[Meta],
 ) -> Value:
-    """The value of one sample is a text, that of several a list of texts."""
-    texts = ["".join(part.text for part in parts if part.kind == kind) for parts in parted]
+    """One sample has one value, several have a list; if one is unreadable, all of them are."""
     if len(texts) == 1:
-        return Value(variable, texts[0], texts[0], metas[0])
-    return Value(variable, texts, list(texts), metas)
+        value, error = typed[0]
+        return Value(name, variable, value, texts[0], metas[0], error)
+    values = [value for value, _ in typed]
+    found = next((error for _, error in typed if error is not None), None)
+    if isinstance(found, Truncated):
+        found.values = tuple(values)
+    return Value(name, variable, values, list(texts), metas, found)

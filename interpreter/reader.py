@@ -78,10 +78,14 @@ class BranchReader:
     def __getitem__(self, name: str) -> Any:
         """The value of a variable; waits for it.
 
-        Raises UnknownVariable for a name that nothing on this branch defines, and what the
-        variable's operation raised.
+        Raises UnknownVariable for a name that nothing on this branch defines, what the variable's
+        operation raised, and Truncated where `max_tokens` has cut off a text that was to have a
+        shape.
         """
-        return self._read(name).value
+        variable = self._read(name)
+        if variable.unreadable is not None:
+            raise variable.unreadable
+        return variable.value
 
     __iter__ = None  # else Python would ask for s[0], s[1], ...
 

@@ -17,7 +17,8 @@ class Variable:
     """Resolved once, by `finish` or `fail`; never locked.
 
     value: what the program reads. raw: its text (or texts). meta: how it came about. error: why it
-    never will. aside: the variable of the reasoning before this one's text, which fails with it.
+    never will. unreadable: why there is a text but no value; only who reads the value is told.
+    aside: the variable of the reasoning before this one's text, which fails with it.
     samples: how many texts it is of. streamed: whether its text is told while it is written.
     told: how many values of its name the branch tells of up to this one; a name may be written
     again.
@@ -33,6 +34,7 @@ class Variable:
         "samples",
         "streamed",
         "told",
+        "unreadable",
         "value",
     )
 
@@ -42,6 +44,7 @@ class Variable:
         self.raw: Any = None
         self.meta: Any = None
         self.error: BaseException | None = None
+        self.unreadable: BaseException | None = None
         self.aside: Variable | None = None
         self.samples = 1
         self.streamed = False
@@ -55,8 +58,16 @@ class Variable:
         variable.finish(value, raw=raw, meta=meta)
         return variable
 
-    def finish(self, value: Any = None, *, raw: Any = None, meta: Any = None) -> None:
-        self.value, self.raw, self.meta = value, raw, meta
+    def finish(
+        self,
+        value: Any = None,
+        *,
+        raw: Any = None,
+        meta: Any = None,
+        unreadable: BaseException | None = None,
+    ) -> None:
+        """Resolve. unreadable: why there is a text but no value of the type that was asked for."""
+        self.value, self.raw, self.meta, self.unreadable = value, raw, meta, unreadable
         self._resolve()
 
     def fail(self, error: BaseException) -> None:

@@ -8,9 +8,11 @@ compiled to llguidance's form of a grammar (`compiled`), which is what an engine
 from __future__ import annotations
 
 import json
+import sys
 import warnings as python_warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from stemma.lang import constraints_matcher as walks
@@ -88,9 +90,7 @@ class Constraint:
         the text."""
         _check_source("grammar", source)
         compiled, warnings = compiled_grammar(source)
-        return Constraint(
-            f"grammar={source!r:.80}", compiled, str, None, _warned(warnings, stacklevel=3)
-        )
+        return Constraint(f"grammar={source!r:.80}", compiled, str, None, _warned(warnings))
 
     @staticmethod
     def of_type(dtype: Any, *, whitespace: str = "flexible") -> Constraint:
@@ -150,6 +150,19 @@ class Constraint:
             raise InvalidArgument(f"examples(n={n!r}): must be an integer from 0 to 1,000")
         return walks.examples(self.compiled, n, seed)
 
+    def closing(self, text: str, *, seconds: float = 1.0) -> str | None:
+        """A short text that makes an allowed one of `text`; "" where it is one, None where none is
+        found in that time.
+
+        Short, but not always the shortest.
+        """
+        walk = walks.matcher(self.compiled)
+        data = _bytes(text)
+        if data is None or walks.consume(walk, data) < len(data):
+            return None
+        found = walks.closing(walk, seconds=seconds)
+        return None if found is None else found.decode(errors="ignore")
+
     def parse(self, text: str) -> Any:
         """The value of an allowed text.
 
@@ -181,15 +194,90 @@ class Constraint:
         return walks.consume(walks.matcher(self.compiled), data)
 
 
+def constraint_of(
+    *, whitespace: str | None = None, constraint: object = None, **sources: Any
+) -> Constraint | None:
+    """The constraint that one of `regex`, `json_schema`, `grammar` and `dtype` describes; None
+    where all are None, or dtype is str: that is text of any shape.
+
+    Built once for what a program's loop writes again and again. Raises InvalidArgument for two at
+    once, and for a `whitespace` that means nothing.
+    """
+    if sources.get("dtype") in (str, "str"):
+        sources["dtype"] = None
+    given = {name: source for name, source in sources.items() if source is not None}
+    if constraint is not None:
+        given["constraint"] = constraint
+    if len(given) > 1:
+        raise InvalidArgument(f"{' and '.join(given)}: only one of them can say what is allowed")
+    if whitespace is not None and not given.keys() & {"json_schema", "dtype"}:
+        raise InvalidArgument(f"whitespace={whitespace!r} needs json_schema= or dtype=")
+    if constraint is not None:
+        if not isinstance(constraint, Constraint):
+            raise InvalidArgument(
+                f"constraint={constraint!r:.100}: must be a Constraint, as "
+                "st.Constraint.regex('[a-z]+')"
+            )
+        return constraint
+    for name, source in given.items():
+        return _built(name, source, whitespace or "flexible")
+    return None
+
+
+def _built(name: str, source: Any, whitespace: str) -> Constraint:
+    key: object = source
+    if isinstance(source, Mapping | list):  # may change: what it is now counts
+        try:
+            key = json.dumps(source)
+        except (TypeError, ValueError, RecursionError):
+            key = object()
+    try:
+        return _remembered(name, type(source), _Held(key, source), whitespace)
+    except TypeError:  # not hashable
+        return _new(name, source, whitespace)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A key, and what it is the key of."""
+
+    key: object
+    source: Any = field(compare=False)
+
+
+def _new(name: str, source: Any, whitespace: str) -> Constraint:
+    match name:
+        case "regex":
+            return Constraint.regex(source)
+        case "json_schema":
+            return Constraint.json_schema(source, whitespace=whitespace)
+        case "dtype":
+            return Constraint.of_type(source, whitespace=whitespace)
+    return Constraint.grammar(source)
+
+
+@lru_cache(maxsize=256)
+def _remembered(name: str, kind: type, held: _Held, whitespace: str) -> Constraint:
+    return _new(name, held.source, whitespace)
+
+
 def _of_schema(named: str, schema: Any, read: Callable[[str], Any], whitespace: str) -> Constraint:
     compiled, warnings = compiled_schema(schema, whitespace, named)
-    return Constraint(named, compiled, read, None, _warned(warnings, stacklevel=4))
+    return Constraint(named, compiled, read, None, _warned(warnings))
 
 
-def _warned(warnings: list[str], stacklevel: int) -> tuple[str, ...]:
+def _warned(warnings: list[str]) -> tuple[str, ...]:
     for message in warnings:
-        python_warnings.warn(message, ConstraintWarning, stacklevel=stacklevel)
+        warn(message)
     return tuple(warnings)
+
+
+def warn(message: str) -> None:
+    """Give a ConstraintWarning of the program's own line."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("stemma."):
+        frame, level = frame.f_back, level + 1
+    python_warnings.warn(message, ConstraintWarning, stacklevel=level)
 
 
 def _check_source(named: str, text: object) -> None:

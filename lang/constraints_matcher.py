@@ -8,15 +8,16 @@ Every walk is bounded: llguidance limits what one step may cost, and a limit tha
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stemma.lang.errors import ConstraintError
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 MOST_SECONDS = 5.0  # of one walk over a text; a grammar that needs more is not usable either
 _CHUNK = 16  # bytes between two looks at the clock
@@ -45,12 +46,34 @@ def byte_tokenizer() -> LLTokenizer:
     return LLTokenizer(TokenizerWrapper(_Bytes()), slices=[])
 
 
+def parser_limits() -> LLParserLimits:
+    """What one step of a walk may cost. A mask that hits a limit has taken a tenth of a second."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(verbose_errors=False)
+
+
 def matcher(compiled: str) -> LLMatcher:
     """A matcher at the beginning of a text. Never raises; see `is_error`."""
-    from llguidance import LLMatcher, LLParserLimits
+    from llguidance import LLMatcher
 
-    limits = LLParserLimits(verbose_errors=False)
-    return LLMatcher(byte_tokenizer(), compiled, log_level=0, limits=limits)
+    return LLMatcher(byte_tokenizer(), compiled, log_level=0, limits=parser_limits())
+
+
+def behind(literal: bytes, compiled: str) -> str:
+    """The grammar of `literal`, whole characters, followed by a text of a compiled grammar."""
+    grammars = _grammars(compiled)
+    start = f"start: {json.dumps(literal.decode(), ensure_ascii=False)} @{grammars[0]['name']}"
+    return json.dumps({"grammars": [{"name": "behind", "lark_grammar": start}, *grammars]})
+
+
+def _grammars(compiled: str) -> list[dict[str, Any]]:
+    """The parts of a compiled grammar, the first of which is the whole; each has a name."""
+    try:
+        grammars = json.loads(compiled)["grammars"]
+    except ValueError:  # a grammar in Lark stands for itself
+        return [{"name": "whole", "lark_grammar": compiled}]
+    return [{**each, "name": each.get("name") or f"part{i}"} for i, each in enumerate(grammars)]
 
 
 def refusal(compiled: str) -> str:
@@ -145,6 +168,59 @@ def _example(compiled: str, draw: random.Random, misses: int) -> str | None:
         text.append(byte)
         walk.consume_token(byte)
     return None
+
+
+def closing(walk: LLMatcher, *, seconds: float = 1.0) -> bytes | None:
+    """A short way from where a byte-wise walk stands to an accepted text; None where none is found
+    in that time.
+
+    A beam search: of the ways that are as many steps long those stay that look shortest. The walk
+    stays where it is.
+    """
+    if walk.is_accepting():
+        return b""
+    ways = [(0.0, b"", walk.deep_copy())]
+    begun = time.monotonic()
+    for _ in range(_CLOSING_STEPS):
+        further: list[tuple[float, bytes, LLMatcher]] = []
+        for cost, text, at in ways:
+            for byte in _ways_on(_allowed(at.compute_bitmask())):
+                on = at.deep_copy()
+                if not on.consume_token(byte):
+                    continue
+                ahead = on.compute_ff_bytes()
+                if ahead and on.try_consume_tokens(list(ahead)) < len(ahead):
+                    continue
+                more = _CLOSING[_kind(byte)] - min(_PROGRESS * len(ahead), _MOST_PROGRESS)
+                further.append((cost + more, text + bytes([byte]) + ahead, on))
+        done = [text for _, text, at in further if at.is_accepting()]
+        if done:
+            return min(done, key=len)
+        further.sort(key=lambda way: way[0])
+        ways = further[:_CLOSING_WAYS]
+        if not ways or time.monotonic() - begun > seconds:
+            break
+    return None
+
+
+_CLOSING_STEPS = 500
+_CLOSING_WAYS = 8
+_CLOSING = {"letter": 1.5, "sign": 1.5, "other": 2.0, "open": 4.0, "close": 1.0, "space": 3.0}
+_PROGRESS, _MOST_PROGRESS = 0.1, 1.0  # what is forced behind a byte speaks for it
+_MANY = 60  # where so many bytes are allowed they are the content of something
+
+
+def _ways_on(allowed: list[int]) -> list[int]:
+    """Bytes to go on with towards an end: of each kind the first and the last, and all that close
+    something. Within a string only its quote does."""
+    kinds: dict[str, list[int]] = {}
+    for byte in allowed:
+        kinds.setdefault(_kind(byte), []).append(byte)
+    closing_bytes = kinds.pop("close", [])
+    if len(allowed) >= _MANY:
+        closing_bytes = [byte for byte in closing_bytes if byte in b'"']
+    some = [byte for bytes_ in kinds.values() for byte in {bytes_[0]: 0, bytes_[-1]: 0}]
+    return closing_bytes + some
 
 
 def _weights(allowed: list[int], weights: dict[str, float]) -> list[float]:

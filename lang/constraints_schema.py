@@ -20,7 +20,7 @@ from stemma.lang.errors import InvalidArgument
 
 # A space or two, or one line break and its indentation, where JSON allows white space.
 FLEXIBLE = r"[ \t]{1,2}|\r?\n[ \t]{0,40}"
-WHITESPACE = ("flexible", "compact")
+WHITESPACE = ("flexible", "spaced", "compact")
 MOST_CHARACTERS = 1024 * 1024  # of a schema, with its formats written out
 MOST_PROPERTIES = 1_000  # of one object
 MOST_OPTIONAL = 400
@@ -99,6 +99,8 @@ def options(whitespace: str) -> Any:
     """llguidance's settings of white space."""
     if whitespace == "compact":
         return {"whitespace_flexible": False}
+    if whitespace == "spaced":
+        return {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
     return {"whitespace_pattern": FLEXIBLE}
 
 

@@ -7,7 +7,7 @@ queued it (`site`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -86,13 +86,25 @@ class Cancelled(StemmaError):
 
 
 class Truncated(StemmaError):
-    """A typed value was read whose text `max_tokens` cut off. `partial` is the text. Fails neither
-    branch nor run.
+    """A value was read whose text was cut off before it had the shape that was asked for. Fails
+    neither branch nor run.
+
+    partial: the text. needed: how many more tokens would have closed it, where that is known.
+    values: of several samples the value of each, None for those that were cut off.
     """
 
-    def __init__(self, message: str, *, partial: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        partial: str = "",
+        needed: int | None = None,
+        values: Sequence[Any] = (),
+    ) -> None:
         super().__init__(message)
         self.partial = partial
+        self.needed = needed
+        self.values = tuple(values)
 
 
 class ConstraintError(StemmaError):

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import attrgetter, index
-from typing import Any, NoReturn, Protocol, SupportsIndex
+from typing import Any, Literal, NoReturn, Protocol, SupportsIndex, get_args
 
+from stemma.lang.constraints import Constraint
 from stemma.lang.errors import InvalidArgument
 from stemma.lang.expressions import compile_stop_regex
 
+OnLimit = Literal["cut", "close"]
 DEFAULT_MAX_TOKENS = 128
 MOST_SAMPLES = 10_000
 
@@ -51,6 +53,9 @@ class SamplingParams:
     top_logprobs: how many alternatives to report with each.
     n: how many samples, at most `MOST_SAMPLES`. A Branch always draws one; the interpreter and
     `LocalBackend.generate` multiply.
+    constraint: the shape that the output must have; then `max_tokens=None` means the room left in
+    the context. on_limit: what `max_tokens` does to an output that is not complete by then: "cut"
+    it, or "close" it in time, in a short way that the constraint allows.
     """
 
     max_tokens: int | None = None
@@ -72,6 +77,8 @@ class SamplingParams:
     logprobs: bool = False
     top_logprobs: int = 0
     n: int = 1
+    constraint: Constraint | None = None
+    on_limit: OnLimit = "cut"
 
     def __post_init__(self) -> None:
         # The loose spellings people write (one string, a list, a dict) become the declared types.
@@ -138,6 +145,10 @@ class SamplingParams:
             _refuse("top_logprobs", self.top_logprobs, "at least 0")
         if not 1 <= self.n <= MOST_SAMPLES:
             _refuse("n", self.n, f"at least 1 and at most {MOST_SAMPLES:,}")
+        if self.constraint is not None and not isinstance(self.constraint, Constraint):
+            _refuse("constraint", self.constraint, "a Constraint, as st.Constraint.regex('[a-z]+')")
+        if self.on_limit not in get_args(OnLimit):
+            _refuse("on_limit", self.on_limit, "'cut' or 'close'")
         object.__setattr__(self, "seed", checked_seed(self.seed))
 
     @classmethod

@@ -46,14 +46,12 @@ from stemma.lang.choices import (
 )
 from stemma.lang.constraints import Constraint, ConstraintWarning
 from stemma.lang.errors import StemmaError
+from stemma.lang.gen import gen, gen_int, gen_string
 from stemma.lang.primitives import (
     assistant,
     assistant_begin,
     assistant_end,
     control,
-    gen,
-    gen_int,
-    gen_string,
     image,
     score,
     select,

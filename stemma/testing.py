@@ -127,7 +127,9 @@ def _described(call: Call) -> str:
     if call.params is not None:
         what = "gen"
         settings = [
-            f"{f.name}={getattr(call.params, f.name)!r}"
+            call.params.constraint.label
+            if f.name == "constraint" and call.params.constraint is not None
+            else f"{f.name}={getattr(call.params, f.name)!r}"
             for f in fields(SamplingParams)
             if f.name != "seed" and getattr(call.params, f.name) != f.default
         ]

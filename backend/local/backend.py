@@ -24,6 +24,7 @@ from stemma.backend.local.cache.eviction import POLICIES
 from stemma.backend.local.cache.kv_pool import KVPool
 from stemma.backend.local.cache.radix_cache import RadixCache
 from stemma.backend.local.cache.snapshot import TreeSnapshot
+from stemma.backend.local.constrain import Constrainer
 from stemma.backend.local.conventions import (
     chat_format,
     end_ids,
@@ -51,6 +52,7 @@ from stemma.backend.local.sizing import choose_device, choose_dtype, make_pool
 from stemma.backend.local.speculation import Speculation
 from stemma.backend.local.threads import on_own_thread
 from stemma.backend.local.tokenizer import Tokenizer
+from stemma.backend.local.writing import begin
 from stemma.lang.errors import (
     ContextOverflow,
     InvalidArgument,
@@ -83,7 +85,8 @@ class LocalBackend(Backend):
     by, in seconds.
     max_running: requests that are in progress at once. max_step_tokens: most rows of one forward
     pass. speculation: compute tokens ahead where the cache or the text itself tells what comes, and
-    it pays; changes no output, see `speculation.py`.
+    it pays; changes no output, see `speculation.py`. jump_forward: write the tokens that a
+    constraint leaves no choice about without drawing them; changes no output either.
 
     Raises ModelLoadError, and InvalidArgument for settings that cannot be meant.
     """
@@ -106,6 +109,7 @@ class LocalBackend(Backend):
         max_running: int = 256,
         max_step_tokens: int = 2048,
         speculation: bool = True,
+        jump_forward: bool = True,
     ) -> None:
         if eviction not in POLICIES:
             raise InvalidArgument(f"eviction={eviction!r}: must be one of {', '.join(POLICIES)}")
@@ -117,8 +121,9 @@ class LocalBackend(Backend):
         ):
             if type(value) is not int or value < 1:
                 raise InvalidArgument(f"{name}={value!r}: must be an integer of at least 1")
-        if type(speculation) is not bool:
-            raise InvalidArgument(f"speculation={speculation!r}: must be True or False")
+        for name, switch in (("speculation", speculation), ("jump_forward", jump_forward)):
+            if type(switch) is not bool:
+                raise InvalidArgument(f"{name}={switch!r}: must be True or False")
         refuse_forked_process()
         self.device = choose_device(device)
         self.dtype = choose_dtype(dtype, self.device)
@@ -136,6 +141,7 @@ class LocalBackend(Backend):
         self.reasoning_marks = reasoning_marks(self.text)
         self.control_tokens = self.text.control_tokens
         self.end_ids = end_ids(self.text, self.chat)
+        self._constrainer = Constrainer(self.text, config.vocab_size, jump_forward=jump_forward)
         pool, attention = on_own_thread(lambda: self._attention(kv_tokens, page_size))
         self.eviction = eviction
         self.max_running = max_running
@@ -338,7 +344,7 @@ class LocalBackend(Backend):
                 )
         max_tokens = self._output_room(len(ids), params)
         samples = max_tokens > 0
-        return Request(
+        request = Request(
             tokens=Ints(ids),
             namespace=self.versioned(namespace),
             cache=cache,
@@ -356,6 +362,9 @@ class LocalBackend(Backend):
             max_tokens=max_tokens,
             prompt_top_logprobs=params.top_logprobs,
         )
+        if samples and params.constraint is not None:
+            begin(request, self._constrainer, self.text)
+        return request
 
     def _output_room(self, prompt: int, params: SamplingParams) -> int:
         """How many tokens may be sampled after the prompt."""
@@ -380,7 +389,8 @@ class LocalBackend(Backend):
             )
         if wanted is not None:
             return wanted
-        return min(max(DEFAULT_MAX_TOKENS, least), min(context, pool) - prompt)
+        room = min(context, pool) - prompt
+        return room if params.constraint is not None else min(max(DEFAULT_MAX_TOKENS, least), room)
 
     def versioned(self, namespace: Namespace) -> Namespace:
         """The namespace as the tree knows it: of these weights."""

@@ -125,7 +125,7 @@ class LocalBranch(Branch):
             seed=backend.seed_of(params),
             heal=candidates,
         )
-        request.own_start = len(prompt)
+        request.own_start = request.prompt_length
         generation.on_cancel = lambda: backend.engine.cancel([request])
         return request
 

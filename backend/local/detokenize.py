@@ -88,11 +88,16 @@ class OutputText:
         """Let the first token replace a literal one (healing), whose bytes are not output."""
         self._skip = self._tokenizer.bytes_of(literal_id)
 
+    def new_bytes(self, token_id: int) -> bytes:
+        """The bytes of output that a token would add."""
+        data = self._tokenizer.bytes_of(token_id)
+        return data if self._token_ends else data[len(self._skip) :]
+
     def push(self, token_id: int) -> bool:
         """Take the next token; True if the output ends with it."""
         if self.ended:
             raise EngineInvariantError("a token was pushed to an output that has ended")
-        if self.num_tokens >= self._params.min_tokens and self._is_stop(token_id):
+        if self.num_tokens >= self._params.min_tokens and self.is_stop(token_id):
             if self._params.include_stop and token_id in self._params.stop_token_ids:
                 self._add(token_id)
             self._matched, self.ended = token_id, True
@@ -134,7 +139,8 @@ class OutputText:
         covered = bisect_right(self._char_ends, self._token_ends[kept - 1]) if kept else 0
         return OutputEnd(text, kept, text[covered:], self._matched)
 
-    def _is_stop(self, token_id: int) -> bool:
+    def is_stop(self, token_id: int) -> bool:
+        """Whether the token says that the text ends."""
         return token_id in self._eos or token_id in self._params.stop_token_ids
 
     def _is_boundary(self, end: int) -> bool:

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from stemma.backend.base import TokenLogprob
 from stemma.backend.local.batch import Batch
+from stemma.backend.local.constrain import Guide
 from stemma.backend.local.logit_rules import Draw
 from stemma.backend.local.model.decoder import Decoder
 from stemma.backend.local.request import Request
 from stemma.backend.local.sampler import Sampled, SamplerError, sample, token_logprobs
 from stemma.backend.local.scheduler import Step
-from stemma.lang.errors import StemmaError
+from stemma.lang.errors import ConstraintError, StemmaError
 
 LOGPROB_ROWS = 128
 """Rows whose full logits are held at once where only log-probabilities of given tokens are
@@ -28,15 +29,17 @@ wanted.
 class BadRows(Exception):
     """Rows that no token can be drawn from or scored by, as errors of the requests they are of."""
 
-    def __init__(self, reasons: Mapping[Request, str]) -> None:
-        super().__init__(*reasons.values())
-        self.errors = {request: StemmaError(reason) for request, reason in reasons.items()}
+    def __init__(self, errors: Mapping[Request, StemmaError]) -> None:
+        super().__init__(*errors.values())
+        self.errors = dict(errors)
 
 
 def score_known_tokens(
     decoder: Decoder, step: Step, batch: Batch, hidden: Tensor
 ) -> list[list[TokenLogprob]]:
-    """Log-probabilities of the prompt tokens that this step predicts, per request."""
+    """Log-probabilities of the known tokens that this step predicts and somebody wants, per
+    request.
+    """
     rows: list[int] = []
     targets: list[int] = []
     owners: list[int] = []
@@ -44,7 +47,7 @@ def score_known_tokens(
         first = request.next_logprob
         if first is None:
             continue
-        known = request.tokens.view(request.prompt_length)[first : request.scheduled_end + 1]
+        known = request.tokens.view(request.logprobs_end)[first : request.scheduled_end + 1]
         offset = first - 1 - entry.computed
         rows += batch.rows_of(i)[offset : offset + len(known)].tolist()
         targets += known.tolist()
@@ -58,7 +61,8 @@ def score_known_tokens(
             found = token_logprobs(decoder.logits(hidden[wanted]), targets[block], top)
         except SamplerError as error:
             at_fault = {owners[start + k]: why for k, why in error.reasons.items()}
-            raise BadRows({step.requests[i]: why for i, why in at_fault.items()}) from error
+            errors = {step.requests[i]: StemmaError(why) for i, why in at_fault.items()}
+            raise BadRows(errors) from error
         for i, logprob in zip(owners[block], found, strict=True):
             scored[i].append(logprob)
     return scored
@@ -78,12 +82,19 @@ def draw_tokens(
     rows: list[int] = []
     owners: list[Request] = []
     draws: list[Draw] = []
+    too_complex: dict[Request, StemmaError] = {}
     for i, request in drawing:
         own = batch.rows_of(i)
-        wanted = _draws_of(request, end_ids)
+        try:
+            wanted = _draws_of(request, end_ids)
+        except ConstraintError as error:
+            too_complex[request] = error
+            continue
         rows += own[len(own) - len(wanted) :].tolist()
         owners += [request] * len(wanted)
         draws += wanted
+    if too_complex:
+        raise BadRows(too_complex)
     distinct, index = np.unique(np.array(rows, dtype=np.int64), return_inverse=True)
     logits = decoder.logits(hidden[torch.from_numpy(distinct).to(hidden.device)])
     try:
@@ -100,13 +111,13 @@ def _bad_draws(owners: list[Request], error: SamplerError) -> BadRows:
     """The requests at fault. Not those of which only rows behind a draft's token are bad: they
     may never come to that; they go on without drafts, and fail where they do.
     """
-    at_fault: dict[Request, str] = {}
+    at_fault: dict[Request, StemmaError] = {}
     for k, why in error.reasons.items():
         owner = owners[k]
         if owner.drafting is not None and k > owners.index(owner):
             owner.drafting.off = True
         else:
-            at_fault[owner] = why
+            at_fault[owner] = StemmaError(why)
     return BadRows(at_fault)
 
 
@@ -115,16 +126,24 @@ def _draws_of(request: Request, end_ids: frozenset[int]) -> list[Draw]:
     where that is healed; behind it of each token of a draft, as if it had been drawn.
     """
     counter, known = request.draw_counter, len(request.output_ids)
+    guide = request.guide
     if request.heal is not None:
         redone = _draw_of(request, end_ids, request.output_ids, 0, allowed=request.heal)
-        return [redone, _draw_of(request, end_ids, request.output_ids, counter)]
+        if guide is not None:
+            guide = guide.copy()
+            guide.take(int(request.tokens.view()[request.known_end - 1]))
+        return [redone, _draw_of(request, end_ids, request.output_ids, counter, guide=guide)]
     if not request.drafted:
-        return [_draw_of(request, end_ids, request.output_ids, counter)]
-    said = request.output_ids + request.tokens.view()[request.known_end :].tolist()
-    return [
-        _draw_of(request, end_ids, said[: known + i], counter + i)
-        for i in range(request.drafted + 1)
-    ]
+        return [_draw_of(request, end_ids, request.output_ids, counter, guide=guide)]
+    draft = request.tokens.view()[request.known_end :].tolist()
+    said = request.output_ids + draft
+    ahead = None if guide is None else guide.copy()
+    draws = []
+    for i, token in enumerate((*draft, None)):
+        draws.append(_draw_of(request, end_ids, said[: known + i], counter + i, guide=ahead))
+        if ahead is not None and token is not None:
+            ahead.take(token)
+    return draws
 
 
 def _draw_of(
@@ -134,11 +153,18 @@ def _draw_of(
     counter: int,
     *,
     allowed: np.ndarray | None = None,
+    guide: Guide | None = None,
 ) -> Draw:
+    """allowed: what alone may come. guide: says what may; nothing is forbidden where the output may
+    end, for there what it does not allow ends it.
+    """
     params = request.params
     banned: tuple[int, ...] = ()
-    if allowed is None and len(output_ids) < params.min_tokens:
+    too_short = allowed is None and len(output_ids) < params.min_tokens
+    if too_short:
         banned = (*end_ids, *params.stop_token_ids)
+    if guide is not None and (too_short or not guide.may_end):
+        allowed = guide.mask()
     return Draw(
         params=params,
         seed=request.seed,

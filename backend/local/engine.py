@@ -25,12 +25,14 @@ from torch import Tensor
 from stemma.backend.base import TokenLogprob
 from stemma.backend.local.attention.executor import Attention
 from stemma.backend.local.batch import Batch, build_batch
+from stemma.backend.local.cache.radix_key import common_prefix
 from stemma.backend.local.drawing import BadRows, draw_tokens, score_known_tokens
 from stemma.backend.local.metrics import Counters, Stats, Stopwatch
 from stemma.backend.local.model.decoder import Decoder
 from stemma.backend.local.request import Request, State
 from stemma.backend.local.sampler import Sampled
 from stemma.backend.local.scheduler import Scheduler, Step, StepFailed
+from stemma.backend.local.writing import note_what_is_missing, stop_sampling, write
 from stemma.lang.errors import BackendClosed, Cancelled, EngineInvariantError, StemmaError
 
 T = TypeVar("T")
@@ -107,6 +109,7 @@ class Engine:
 
         def arrive() -> None:
             for request in requests:
+                self._count_output(request, output=0, forced=0)
                 self.scheduler.submit(request)
 
         self._post(arrive)
@@ -290,7 +293,9 @@ class Engine:
 
     def _accept_scored(self, request: Request, logprobs: list[TokenLogprob]) -> None:
         if request.next_logprob is not None and logprobs:
-            request.prompt_logprobs += logprobs
+            of_prompt = max(0, request.prompt_length - request.next_logprob)
+            request.prompt_logprobs += logprobs[:of_prompt]
+            request.logprobs += logprobs[of_prompt:]
             request.next_logprob += len(logprobs)
         if not request.samples and request.computed >= request.known_end:
             self._finish(request)
@@ -299,65 +304,70 @@ class Engine:
         if request.first_token_at is None:
             request.first_token_at = time.perf_counter()
         if request.heal is not None:
-            redone, following = samples
-            last = request.prompt_length - 1
-            request.heal = None
-            literal = int(request.tokens.view()[last])
-            if redone.token_id == literal:
-                self._append(request, following)
-                return
-            with self.scheduling:
-                self.scheduler.memory.truncate(request, last)
-            request.tokens.truncate(last)
-            request.healed = True
-            request.text_out.stand_for(literal)
-            self._append(request, redone)
+            self._accept_healed(request, *samples)
         elif request.drafted:
             self._accept_draft(request, samples)
         else:
-            self._append(request, samples[0])
+            self._write(request, samples[0])
+
+    def _accept_healed(self, request: Request, redone: Sampled, following: Sampled) -> None:
+        """Take the token that was drawn in place of the prompt's last, or if it is the same the one
+        that was drawn behind it.
+        """
+        last = request.prompt_length - 1
+        literal = int(request.tokens.view()[last])
+        request.heal = None
+        if redone.token_id == literal:
+            if request.guide is not None:
+                request.guide.take(literal)
+            self._write(request, following)
+            return
+        with self.scheduling:
+            self.scheduler.memory.truncate(request, last)
+        request.tokens.truncate(last)
+        request.healed = True
+        request.text_out.stand_for(literal)
+        self._write(request, redone)
 
     def _accept_draft(self, request: Request, samples: list[Sampled]) -> None:
         """Append what was drawn as far as the rows behind it were right: those of the draft's
         tokens that were drawn indeed.
         """
-        draft = request.drop_draft().tolist()
+        draft = request.drop_draft()
         right = needed = 0
-        for guess, sampled in zip((*draft, None), samples, strict=True):
-            self._append(request, sampled)
-            if sampled.token_id != guess:
-                break
-            right += 1
+        while True:
+            written = len(request.tokens)
+            self._write(request, samples[right])
+            new = request.tokens.view()[written:]  # one, and what a constraint forces behind it
+            as_guessed = common_prefix(new, draft[right:])
+            right += as_guessed
             if request.state is State.FINISHED:
                 break
-            request.computed += 1
-            needed += 1
+            request.computed += as_guessed
+            needed += as_guessed
+            if as_guessed < len(new):
+                break
         self.counters.computed_tokens -= len(draft) - needed
         self.counters.drafted_tokens += len(draft)
         self.counters.accepted_tokens += right
         if self.scheduler.speculation is not None:
             self.scheduler.speculation.learn(request, right=right, drafted=len(draft))
 
-    def _append(self, request: Request, sampled: Sampled) -> None:
-        output, token = request.text_out, sampled.token_id
+    def _write(self, request: Request, sampled: Sampled) -> None:
+        output, forced = len(request.output_ids), request.forced
         try:
-            ended = output.push(token)
-        except StemmaError as error:  # a stop expression that takes too long
+            end = write(request, sampled)
+        except StemmaError as error:  # a stop expression or a constraint that is too complex
             self._fail(request, error)
             return
-        if output.num_tokens > len(
-            request.output_ids
-        ):  # else the token only said that the text ends
-            request.tokens.extend([token])
-            request.output_ids.append(token)
-            if sampled.logprob is not None:
-                request.logprobs.append(TokenLogprob(token, sampled.logprob, sampled.top))
-            self.counters.output_tokens += 1
-        if ended or request.remaining_output <= 0:
-            request.finish_reason = "stop" if ended else "length"
+        self._count_output(request, output=output, forced=forced)
+        if end is None:
+            self._stream(request)
+        elif request.is_scored:
+            request.finish_reason = end
             self._finish(request)
         else:
-            self._stream(request)
+            stop_sampling(request, end)
 
     def _stream(self, request: Request) -> None:
         if request.on_text is None:
@@ -369,11 +379,17 @@ class Engine:
             except Exception as error:
                 self._fail(request, error)
 
+    def _count_output(self, request: Request, *, output: int, forced: int) -> None:
+        """Count what a request has written since it had written so much."""
+        self.counters.output_tokens += len(request.output_ids) - output
+        self.counters.forced_tokens += request.forced - forced
+
     # -- ends
 
     def _finish(self, request: Request) -> None:
         if request.output is not None:
             request.end = request.output.finish()
+            note_what_is_missing(request)
             self._stream(request)
             if request.state is State.FINISHED:  # its listener failed
                 return

@@ -37,6 +37,7 @@ class Counters:
     cached_tokens: int = 0
     computed_tokens: int = 0
     output_tokens: int = 0
+    forced_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     alignment_lost_tokens: int = 0
@@ -57,8 +58,8 @@ class Stats:
     the cache, or that another request of the same step computed. The others were computed; each
     token is counted once, however often its request goes back to the queue.
     computed_tokens: rows run through the model, of prompts, scored choices and outputs alike; what
-    is computed again counts again. output_tokens: sampled,
-    without a token that only ended a text.
+    is computed again counts again. output_tokens: written, without a token that only ended a
+    text; forced_tokens: those of them that a constraint left no choice about, which were not drawn.
     drafted_tokens: guesses of what comes next that were run through the model, too, and
     accepted_tokens those that came true, see `speculation.py`. The rows of the others are not among
     the computed ones.
@@ -81,6 +82,7 @@ class Stats:
     cached_tokens: int
     computed_tokens: int
     output_tokens: int
+    forced_tokens: int
     drafted_tokens: int
     accepted_tokens: int
     alignment_lost_tokens: int

@@ -31,6 +31,7 @@ from stemma.lang.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from stemma.backend.local.cache.radix_tree import RadixNode
+    from stemma.backend.local.constrain import Guide
     from stemma.backend.local.detokenize import OutputEnd, OutputText
     from stemma.backend.local.speculation import Drafting
 
@@ -130,8 +131,12 @@ class Request:
     arrival, rank: its number in order of submission, and its place in the fair order, smallest
     first. overtaken: how many requests that rank behind it were admitted while it waited. matched:
     cached tokens it begins with, when an order looked last.
+    logprobs_end: where the tokens end whose log-probability is wanted; those behind the prompt are
+    output that a constraint has forced. wants_prompt_logprobs: whether those of the prompt are.
     heal: ids that may stand in place of the last prompt token, for the first draw; None once
     decided.
+    guide: what the constraint of the output allows next. forced: output tokens that it left no
+    choice about.
     on_finish, on_error: one of them is called once, on the engine's thread, after all locks and
     slots are released.
     on_text: called with each new piece of certain text, on the engine's thread.
@@ -148,6 +153,7 @@ class Request:
     scored: bool = False
     next_logprob: int | None = None
     heal: IntArray | None = None
+    guide: Guide | None = None
     output: OutputText | None = None
     max_tokens: int = 0
     prompt_top_logprobs: int = 0
@@ -161,8 +167,12 @@ class Request:
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    wants_prompt_logprobs: bool = False
+    logprobs_end: int = 0
     healed: bool = False
+    forced: int = 0
     finish_reason: FinishReason = "length"
+    closing_tokens: int | None = None
     end: OutputEnd | None = None
 
     # memory, moved by memory.py only
@@ -196,6 +206,8 @@ class Request:
                 f"a request of {self.prompt_length} tokens leaves nothing to compute"
             )
         self.publish_end = self.known_end
+        self.logprobs_end = self.prompt_length
+        self.wants_prompt_logprobs = self.next_logprob is not None
 
     @property
     def known_end(self) -> int:
@@ -226,9 +238,14 @@ class Request:
         computed.
         """
         first = self.draws_from
-        if self.next_logprob is not None and self.next_logprob < len(self.tokens):
+        if self.next_logprob is not None and self.next_logprob < self.logprobs_end:
             first = min(first, self.next_logprob - 1)
         return first
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether no log-probability of a known token is missing."""
+        return self.next_logprob is None or self.next_logprob >= self.logprobs_end
 
     @property
     def remaining_output(self) -> int:
@@ -280,6 +297,7 @@ class Request:
             prompt_tokens=self.cached_tokens + self.computed_tokens,
             cached_tokens=self.cached_tokens,
             computed_tokens=self.computed_tokens,
+            forced_tokens=self.forced,
             output_tokens=len(self.output_ids),
             ttft_s=None if first is None else first - self.submitted_at,
             total_s=now - self.submitted_at,
@@ -297,5 +315,6 @@ class Request:
             rest=end.rest if end is not None else "",
             usage=self.usage(),
             logprobs=tuple(self.logprobs[:kept]) if self.params.logprobs else None,
-            prompt_logprobs=None if self.next_logprob is None else tuple(self.prompt_logprobs),
+            prompt_logprobs=tuple(self.prompt_logprobs) if self.wants_prompt_logprobs else None,
+            closing_tokens=self.closing_tokens,
         )

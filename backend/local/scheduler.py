@@ -219,6 +219,8 @@ class Scheduler:
             limit = min(budget, request.remaining_output - 1, room)
             if limit > 0:
                 draft = self.speculation.draft(request, limit)
+                if request.guide is not None:
+                    draft = draft[: request.guide.allowed_length(draft)]
         if end + len(draft) > len(request.table):  # seldom, for slots are taken by the run
             spare = min(DECODE_RUN, request.remaining_output) - 1 - len(draft)
             if not self._grow(request, step, end + len(draft), spare=max(spare, 0)):

@@ -1,0 +1,168 @@
+"""How an output grows: by the token that was drawn, and by those that its constraint then forces.
+
+Pure bookkeeping on a request, called by the engine after each draw and once before the first.
+Nothing here looks at logits.
+"""
+
+from __future__ import annotations
+
+from stemma.backend.base import FinishReason, TokenLogprob
+from stemma.backend.local.constrain import Constrainer, allowed_among
+from stemma.backend.local.request import Request
+from stemma.backend.local.sampler import Sampled
+from stemma.backend.local.tokenizer import Tokenizer
+from stemma.lang.errors import ConstraintError, EngineInvariantError
+
+
+def begin(request: Request, constrainer: Constrainer, text: Tokenizer) -> None:
+    """Give a request the guide of its constraint, and write what that forces at the start. Before
+    the request is submitted.
+
+    Healing goes on as far as the constraint allows it: where it forces the beginning, that is
+    tokenised together with the prompt's last token.
+    """
+    params = request.params
+    assert params.constraint is not None
+    close = params.on_limit == "close"
+    last = request.prompt_length - 1
+    literal = int(request.tokens.view()[last])
+    heal, data = request.heal, _whole(text.bytes_of(literal))
+    if heal is not None and data:
+        guide = constrainer.guide(params.constraint, literal=data, close=close)
+        heal = allowed_among(guide.mask(), heal)
+    if heal is None or not len(heal) or not data:
+        guide, heal = constrainer.guide(params.constraint, close=close), None
+    request.guide, request.heal = guide, heal
+    if guide.closing is not None and len(guide.closing.way) > request.max_tokens:
+        raise ConstraintError(
+            f"max_tokens={request.max_tokens} with {params.constraint.label}: the shortest text "
+            f"that was found has {len(guide.closing.way)} tokens"
+        )
+    if heal is not None:
+        forced = guide.forced()[:1]
+        if not forced:
+            return
+        request.heal = None
+        if forced[0] == literal:
+            guide.take(literal)
+        else:
+            request.tokens.truncate(last)
+            request.prompt_length = request.logprobs_end = last
+            request.healed = True
+            request.text_out.stand_for(literal)
+    end = _force(request)
+    request.publish_end = request.known_end  # samples of one prompt share these tokens, too
+    if end is not None:
+        stop_sampling(request, end)
+
+
+def _whole(data: bytes) -> bytes:
+    """The bytes, if they are whole characters; else none."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return b""
+    return data
+
+
+def write(request: Request, sampled: Sampled) -> FinishReason | None:
+    """Append a drawn token. Returns why the output ends there; None if it goes on.
+
+    Where a constraint could end, all that it does not allow next says that it does; and after
+    `max_tokens` one more token is drawn to see whether it does, which is not written.
+    """
+    guide, token = request.guide, sampled.token_id
+    if guide is None:
+        if _append(request, token, sampled):
+            return "stop"
+        return "length" if request.remaining_output <= 0 else None
+    if not request.text_out.is_stop(token):
+        may_end = guide.may_end
+        if not guide.take(token):
+            if not may_end:
+                raise EngineInvariantError(f"token {token} was drawn, which is not allowed")
+            return "stop"
+        if request.remaining_output <= 0:
+            return "length"
+        if not _can_be_closed(request, token):
+            guide.untake()
+            return _close(request)
+    if _append(request, token, sampled):
+        return "stop"
+    return _force(request)
+
+
+def stop_sampling(request: Request, reason: FinishReason) -> None:
+    """Nothing more is drawn; the request ends when its tokens are computed."""
+    request.finish_reason = reason
+    request.samples = False
+
+
+def note_what_is_missing(request: Request) -> None:
+    """Of a constrained output that `max_tokens` cut off, how much more it would have taken."""
+    if request.guide is not None and request.finish_reason == "length" and request.end is not None:
+        request.closing_tokens = request.guide.closing_tokens(request.end.text)
+
+
+def _force(request: Request) -> FinishReason | None:
+    """Append what has to come."""
+    guide = request.guide
+    assert guide is not None
+    for token in guide.forced():
+        if request.remaining_output <= 0:
+            return "length"
+        if not _can_be_closed(request, token):
+            return _close(request)
+        if not guide.take(token):
+            raise EngineInvariantError(f"token {token} was forced, which is not allowed")
+        if _append_forced(request, token):
+            return "stop"
+    if guide.ended:
+        return "stop"
+    if request.remaining_output <= 0 and (guide.closing is not None or not guide.may_end):
+        return "length"
+    return None
+
+
+def _close(request: Request) -> FinishReason:
+    """Complete the output in the way that is known to fit."""
+    guide = request.guide
+    assert guide is not None
+    assert guide.closing is not None
+    for token in guide.closing.way:
+        if not guide.take(token):
+            raise EngineInvariantError(f"token {token} of the way to the end is not allowed")
+        if _append_forced(request, token):
+            return "stop"
+    return "length"
+
+
+def _can_be_closed(request: Request, token: int) -> bool:
+    """Whether the output can still end within its tokens after this one, where that is asked."""
+    closing = request.guide.closing if request.guide is not None else None
+    data = request.text_out.new_bytes(token)
+    return closing is None or closing.take(data, request.remaining_output - 1)
+
+
+def _append_forced(request: Request, token: int) -> bool:
+    """Append a token that was not drawn. Its log-probability is known when it is computed."""
+    place = len(request.tokens)
+    ended = _append(request, token)
+    if request.params.logprobs:
+        if request.is_scored:
+            request.next_logprob = place
+        request.logprobs_end = len(request.tokens)
+    return ended
+
+
+def _append(request: Request, token: int, sampled: Sampled | None = None) -> bool:
+    """Append a token to the output; True if that ends its text."""
+    output = request.text_out
+    ended = output.push(token)
+    if output.num_tokens > len(request.output_ids):  # else it only said that the text ends
+        request.tokens.extend([token])
+        request.output_ids.append(token)
+        request.forced += sampled is None
+        if sampled is not None and sampled.logprob is not None:
+            request.logprobs.append(TokenLogprob(token, sampled.logprob, sampled.top))
+    return ended
