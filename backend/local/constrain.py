@@ -7,9 +7,11 @@ tokenised are those of `tokenizer.py`.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -36,7 +38,9 @@ MASK_BUDGET_PER_TOKEN = 0.005
 CLOSING_SECONDS = 0.05
 """What the engine looks for how a text that was cut off could have ended."""
 
-Mask = npt.NDArray[np.bool_]
+Bits = npt.NDArray[np.uint8]
+Spell = Callable[[bytes], list[int]]
+"""The tokens of some bytes, which may begin or end within a character."""
 
 
 class _Vocabulary:
@@ -52,8 +56,33 @@ class _Vocabulary:
         self.special_token_ids = [i for i in range(size) if text.is_control(i)] + [size]
 
     def __call__(self, text: bytes | str) -> list[int]:
-        plain = text.decode() if isinstance(text, bytes) else text
-        return self._text.encode([Piece(plain)], first=False)
+        """The tokens that say just this text: where the model's tokenizer would write another one,
+        as a normal form of it, the longest ones.
+        """
+        data = text if isinstance(text, bytes) else text.encode()
+        ids = self._text.encode([Piece(data.decode())], first=False)
+        if b"".join(map(self._text.bytes_of, ids)) == data:
+            return ids
+        return self._longest(data)
+
+    def _longest(self, data: bytes) -> list[int]:
+        ids, at = [], 0
+        while at < len(data):
+            length = min(len(data) - at, self._most_bytes)
+            while length > 1 and data[at : at + length] not in self._ids:
+                length -= 1
+            ids += self._ids.get(data[at : at + length], ())
+            at += length
+        return ids
+
+    @cached_property
+    def _ids(self) -> dict[bytes, tuple[int]]:
+        special = set(self.special_token_ids)
+        return {data: (i,) for i, data in enumerate(self.tokens) if data and i not in special}
+
+    @cached_property
+    def _most_bytes(self) -> int:
+        return max(map(len, self._ids))
 
 
 class Constrainer:
@@ -68,6 +97,7 @@ class Constrainer:
         self._size = vocab_size
         self._jump_forward = jump_forward
         self._compiled: OrderedDict[tuple[str, bytes], LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
@@ -82,23 +112,27 @@ class Constrainer:
         token that the guide takes then begins with them. close: see `SamplingParams.on_limit`.
         Raises ConstraintError where the grammar is too complex for this vocabulary.
         """
-        key = (constraint.compiled, literal)
-        beginning = self._compiled.get(key)
-        if beginning is None:
-            beginning = self._compile(constraint, literal)
-            self._compiled[key] = beginning
-            if len(self._compiled) > COMPILED:
-                self._compiled.popitem(last=False)
-        else:
-            self._compiled.move_to_end(key)
         return Guide(
             constraint,
-            beginning.deep_copy(),
+            self._beginning(constraint, literal),
             self._text,
             self._size,
-            Closing(self._text, constraint) if close else None,
+            Closing(constraint, self._tokenizer.tokenize_bytes) if close else None,
             jump_forward=self._jump_forward,
         )
+
+    def _beginning(self, constraint: Constraint, literal: bytes) -> LLMatcher:
+        """A matcher that nobody else has. From any thread."""
+        key = (constraint.compiled, literal)
+        with self._lock:
+            beginning = self._compiled.pop(key, None)
+        if beginning is None:
+            beginning = self._compile(constraint, literal)
+        with self._lock:
+            self._compiled[key] = beginning  # behind those that were used before
+            if len(self._compiled) > COMPILED:
+                self._compiled.popitem(last=False)
+        return beginning.deep_copy()
 
     def _compile(self, constraint: Constraint, literal: bytes) -> LLMatcher:
         from llguidance import LLMatcher
@@ -108,6 +142,13 @@ class Constrainer:
         if made.is_error():
             raise ConstraintError(f"{constraint.label}: {_reason(made)}")
         return made
+
+
+@dataclass(slots=True)
+class _Time:
+    """What the masks of a request have cost, in seconds."""
+
+    spent: float = 0.0
 
 
 class Guide:
@@ -129,12 +170,15 @@ class Guide:
         self._matcher = matcher
         self._text = text
         self._size = vocab_size
-        self._seconds = 0.0
+        self._due: list[int] = []  # tokens that have to come next, as far as they were looked for
+        self._time = _Time()
         self._tokens = 0
 
     def copy(self) -> Guide:
         """Another one that stands where this one does, for a token that may come."""
-        return Guide(self.constraint, self._matcher.deep_copy(), self._text, self._size)
+        other = Guide(self.constraint, self._matcher.deep_copy(), self._text, self._size)
+        other._due, other._time, other._tokens = self._due, self._time, self._tokens
+        return other
 
     @property
     def may_end(self) -> bool:
@@ -149,6 +193,7 @@ class Guide:
     def untake(self) -> None:
         """Forget the last token."""
         self._matcher.rollback(1)
+        self._due = []
         self._tokens -= 1
 
     def take(self, token_id: int) -> bool:
@@ -156,6 +201,7 @@ class Guide:
         if self._matcher.try_consume_tokens([token_id]) != 1:
             self._check()
             return False
+        self._due = self._due[1:] if self._due[:1] == [token_id] else []
         self._tokens += 1
         return True
 
@@ -166,7 +212,13 @@ class Guide:
     def forced(self) -> list[int]:
         """The tokens that have to come next, as the model's tokenizer would write their text. The
         guide does not take them."""
-        return list(self._matcher.compute_ff_tokens()) if self._jump_forward else []
+        return self._look_ahead() if self._jump_forward else []
+
+    def _look_ahead(self) -> list[int]:
+        """What has to come. Kept: behind its first token alone it might be written otherwise."""
+        if not self._due:
+            self._due = list(self._matcher.compute_ff_tokens())
+        return self._due
 
     def closing_tokens(self, output: str) -> int | None:
         """How many tokens would complete an output, in a short way that is found at once."""
@@ -176,24 +228,29 @@ class Guide:
             return None
         return None if found is None else len(self._text.encode([Piece(found)], first=False))
 
-    def mask(self) -> Mask:
-        """Which tokens may come next, of [vocab].
+    def mask(self) -> Bits:
+        """Which tokens may come next: a bit for each, [ceil(vocab / 8)] or a little longer, the
+        lowest first.
 
         Raises ConstraintError where that takes too long, or more memory than llguidance grants.
         """
         begun = time.thread_time()
-        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        if due := self._look_ahead():
+            bits = np.zeros(4 * (self._size // 32 + 1), dtype=np.uint8)  # as long as llguidance's
+            bits[due[0] >> 3] = 1 << (due[0] & 7)
+        else:
+            bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         spent = time.thread_time() - begun
         self._check()
-        self._seconds += spent
+        self._time.spent += spent
         budget = MASK_BUDGET + MASK_BUDGET_PER_TOKEN * self._tokens
-        if spent > MASK_SECONDS or self._seconds > budget:
+        if spent > MASK_SECONDS or self._time.spent > budget:
             raise ConstraintError(
                 f"{self.constraint.label}: too ambiguous: what may come after "
-                f"{self._tokens} tokens took {self._seconds:.1f} s to find out; prefer `item+` to "
-                "`items: items items | item`"
+                f"{self._tokens} tokens took {self._time.spent:.1f} s to find out; prefer `item+` "
+                "to `items: items items | item`"
             )
-        return np.unpackbits(bits, count=self._size, bitorder="little").view(np.bool_)
+        return bits
 
     def _check(self) -> None:
         if self._matcher.is_error():
@@ -206,10 +263,10 @@ class Closing:
     way: the tokens that complete the output as it stands, not many.
     """
 
-    def __init__(self, text: Tokenizer, constraint: Constraint) -> None:
-        self._text = text
+    def __init__(self, constraint: Constraint, spell: Spell) -> None:
+        self._spell = spell
         self._walk = matcher(constraint.compiled)
-        way = self._look()
+        way = self._way(self._walk)
         if way is None:
             raise ConstraintError(
                 f"{constraint.label}: on_limit='close' needs to know how a text ends early, and no "
@@ -219,25 +276,30 @@ class Closing:
 
     def take(self, data: bytes, room: int) -> bool:
         """Follow some output, if a way to the end behind it fits `room` tokens."""
-        before = self._walk.deep_copy()
-        way = self._look() if self._walk.consume_tokens(list(data)) else None
+        walk, way = self._behind(data)
         if way is None or len(way) > room:
-            self._walk = before
             return False
-        self.way = way
+        self._walk, self.way = walk, way
         return True
 
-    def _look(self) -> list[int] | None:
-        found = closing(self._walk)
-        if found is None:
-            return None
-        return self._text.encode([Piece(found.decode(errors="ignore"))], first=False)
+    def fits(self, data: bytes, room: int) -> bool:
+        """Whether `take` would follow."""
+        way = self._behind(data)[1]
+        return way is not None and len(way) <= room
+
+    def _behind(self, data: bytes) -> tuple[LLMatcher, list[int] | None]:
+        walk = self._walk.deep_copy()
+        return walk, self._way(walk) if walk.consume_tokens(list(data)) else None
+
+    def _way(self, walk: LLMatcher) -> list[int] | None:
+        found = closing(walk)
+        return None if found is None else self._spell(found)
 
 
-def allowed_among(mask: Mask, ids: Sequence[int] | npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+def allowed_among(mask: Bits, ids: Sequence[int] | npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     """Those of the ids that a mask allows."""
     some = np.asarray(ids, dtype=np.int32)
-    return some[mask[some]]
+    return some[(mask[some >> 3] >> (some & 7) & 1).astype(np.bool_)]
 
 
 def _reason(walk: LLMatcher) -> str:

@@ -163,8 +163,9 @@ def _draw_of(
     too_short = allowed is None and len(output_ids) < params.min_tokens
     if too_short:
         banned = (*end_ids, *params.stop_token_ids)
+    mask = None
     if guide is not None and (too_short or not guide.may_end):
-        allowed = guide.mask()
+        mask = guide.mask()
     return Draw(
         params=params,
         seed=request.seed,
@@ -173,4 +174,5 @@ def _draw_of(
         output_ids=output_ids,
         banned=banned,
         allowed=allowed,
+        mask=mask,
     )

@@ -32,7 +32,7 @@ from stemma.backend.local.model.decoder import Decoder
 from stemma.backend.local.request import Request, State
 from stemma.backend.local.sampler import Sampled
 from stemma.backend.local.scheduler import Scheduler, Step, StepFailed
-from stemma.backend.local.writing import note_what_is_missing, stop_sampling, write
+from stemma.backend.local.writing import may_redo, note_what_is_missing, stop_sampling, write
 from stemma.lang.errors import BackendClosed, Cancelled, EngineInvariantError, StemmaError
 
 T = TypeVar("T")
@@ -311,13 +311,13 @@ class Engine:
             self._write(request, samples[0])
 
     def _accept_healed(self, request: Request, redone: Sampled, following: Sampled) -> None:
-        """Take the token that was drawn in place of the prompt's last, or if it is the same the one
+        """Take the token that was drawn in place of the prompt's last, or if that one stays the one
         that was drawn behind it.
         """
         last = request.prompt_length - 1
         literal = int(request.tokens.view()[last])
         request.heal = None
-        if redone.token_id == literal:
+        if redone.token_id == literal or not may_redo(request, literal, redone.token_id):
             if request.guide is not None:
                 request.guide.take(literal)
             self._write(request, following)
@@ -342,6 +342,8 @@ class Engine:
             as_guessed = common_prefix(new, draft[right:])
             right += as_guessed
             if request.state is State.FINISHED:
+                break
+            if not request.is_scored:  # what is forced is scored by rows that are computed again
                 break
             request.computed += as_guessed
             needed += as_guessed

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,8 @@ class Draw:
     prompt_ids: only looked at when repetition_penalty is not 1.
     output_ids: only looked at when a penalty is on.
     banned: ids that must not come now (the ends, while min_tokens holds).
-    allowed: what alone may come, as token ids or as a bool mask of [vocab]; None allows all.
+    allowed: the token ids that alone may come; mask: the same as bits, [ceil(vocab / 8)] uint8, the
+        lowest first. None allows all.
     """
 
     params: SamplingParams
@@ -37,7 +39,8 @@ class Draw:
     prompt_ids: NDArray[Any] | None = None
     output_ids: Sequence[int] | None = None
     banned: tuple[int, ...] = ()
-    allowed: Tensor | NDArray[Any] | None = None
+    allowed: NDArray[np.integer[Any]] | None = None
+    mask: NDArray[np.uint8] | None = None
 
 
 def has_rules(draw: Draw) -> bool:
@@ -46,6 +49,7 @@ def has_rules(draw: Draw) -> bool:
     return bool(
         draw.banned
         or draw.allowed is not None
+        or draw.mask is not None
         or p.logit_bias
         or p.repetition_penalty != 1
         or p.frequency_penalty
@@ -147,34 +151,37 @@ def _add(x: Tensor, draws: Sequence[Draw]) -> None:
 
 
 def _restrict(x: Tensor, draws: Sequence[Draw]) -> None:
-    limited = [i for i, draw in enumerate(draws) if draw.allowed is not None]
-    if not limited:
-        return
-    here = np.zeros((len(limited), x.shape[1]), dtype=np.bool_)
-    elsewhere: list[tuple[int, Tensor]] = []  # already on the device: they stay there
-    for at, i in enumerate(limited):
-        allowed = draws[i].allowed
-        if isinstance(allowed, Tensor) and allowed.device.type != "cpu":
-            elsewhere.append((at, allowed))
-        else:
-            _mark(here[at], np.asarray(allowed))
-    mask = to_device(here, x)
-    for at, tensor in elsewhere:
-        if tensor.dtype == torch.bool:
-            mask[at] = tensor
-        else:
-            mask[at].index_fill_(0, tensor.long(), True)
-    rows = to_device(np.array(limited, dtype=np.int64), x)
-    x.index_add_(0, rows, torch.where(mask, 0.0, -torch.inf).to(x.dtype))
+    masked = {i: draw.mask for i, draw in enumerate(draws) if draw.mask is not None}
+    if masked:
+        bits = to_device(np.stack(list(masked.values())), x)
+        if 8 * bits.shape[1] < x.shape[1]:
+            raise EngineInvariantError(
+                f"a mask of {8 * bits.shape[1]} bits for a vocabulary of {x.shape[1]}"
+            )
+        _lower(x, list(masked), _eight(x.device).index_select(0, bits.flatten().int()))
+    listed = [i for i, draw in enumerate(draws) if draw.allowed is not None]
+    if listed:
+        amounts = np.full((len(listed), x.shape[1]), -np.inf, dtype=np.float32)
+        for row, i in zip(amounts, listed, strict=True):
+            ids = np.asarray(draws[i].allowed, dtype=np.int64)
+            row[ids[(ids >= 0) & (ids < len(row))]] = 0
+        _lower(x, listed, to_device(amounts, x))
 
 
-def _mark(row: NDArray[np.bool_], allowed: NDArray[Any]) -> None:
-    if allowed.dtype != np.bool_:
-        row[allowed[(allowed >= 0) & (allowed < len(row))].astype(np.int64)] = True
-    elif allowed.shape == row.shape:
-        row[:] = allowed
+def _lower(x: Tensor, rows: list[int], amounts: Tensor) -> None:
+    """Add 0 or minus infinity to some rows."""
+    amounts = amounts.view(len(rows), -1)[:, : x.shape[1]].to(x.dtype)
+    if len(rows) == len(x):
+        x.add_(amounts)
     else:
-        raise EngineInvariantError(f"mask of shape {allowed.shape}, vocabulary of {len(row)}")
+        x.index_add_(0, to_device(np.array(rows, dtype=np.int64), x), amounts)
+
+
+@lru_cache(maxsize=8)
+def _eight(device: torch.device) -> Tensor:
+    """What each of the 256 bytes of a mask adds to its eight logits."""
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    return torch.from_numpy(np.where(bits, 0.0, -np.inf).astype(np.float32)).to(device)
 
 
 def _checked(ids: Sequence[int] | NDArray[Any] | None, vocab: int) -> NDArray[np.int64]:

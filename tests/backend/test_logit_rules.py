@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
@@ -93,20 +92,31 @@ def test_each_row_gets_its_own_rules() -> None:
         assert torch.equal(together[i], logits[i]) != has_rules(own)
 
 
-def test_allowed_may_be_ids_or_a_mask_in_any_form() -> None:
+def test_what_is_allowed_may_be_ids_or_bits() -> None:
     ids = np.array([3, 8, 41])
     mask = np.isin(np.arange(VOCAB), ids)
     expected = torch.where(torch.from_numpy(mask), row(), -torch.inf)
-    arrays: list[NDArray[Any]] = [ids, ids.astype(np.int32), np.append(ids, [99, -1]), mask]
-    tensors = [torch.from_numpy(ids), torch.from_numpy(mask)]
-    forms: list[Tensor | NDArray[Any]] = [*arrays, *tensors]
-    for allowed in forms:
+    for allowed in (ids, ids.astype(np.int32), np.append(ids, [99, -1])):
         assert torch.equal(changed(row(), Draw(SamplingParams(), 0, 0, allowed=allowed)), expected)
+    bits = np.packbits(mask, bitorder="little")
+    for longer in (bits, np.append(bits, np.uint8([255, 255]))):
+        assert torch.equal(changed(row(), Draw(SamplingParams(), 0, 0, mask=longer)), expected)
+
+
+def test_rows_with_masks_and_rows_without_do_not_touch_each_other() -> None:
+    mask = np.packbits(np.arange(VOCAB) % 2 == 0, bitorder="little")
+    draws = [draw(), Draw(SamplingParams(), 0, 0, mask=mask), draw(logit_bias={3: 2.0})]
+    logits = torch.cat([row(seed) for seed in range(3)])
+    found = changed(logits, *draws)
+    assert torch.equal(found[0], logits[0])
+    assert bool((found[1, 1::2] == -torch.inf).all())
+    assert torch.equal(found[1, ::2], logits[1, ::2])
+    assert float(found[2, 3]) == float(logits[2, 3]) + 2
 
 
 def test_a_mask_of_another_vocabulary_is_refused() -> None:
-    with pytest.raises(EngineInvariantError, match=r"mask of shape \(1,\)"):
-        changed(row(), Draw(SamplingParams(), 0, 0, allowed=np.array([True])))
+    with pytest.raises(EngineInvariantError, match="a mask of 8 bits for a vocabulary of 60"):
+        changed(row(), Draw(SamplingParams(), 0, 0, mask=np.uint8([255])))
 
 
 def test_known_ids_outside_the_vocabulary_are_refused() -> None:
@@ -152,9 +162,11 @@ def test_neither_bans_nor_allowed_sets_are_ever_broken(
     dtype: torch.dtype,
 ) -> None:
     only = None if allowed is None else np.array(allowed, dtype=np.int64)
+    mask = None if only is None else np.packbits(np.isin(np.arange(VOCAB), only), bitorder="little")
     draws = [
-        Draw(params, seed, counter, np.arange(9), output, tuple(banned), only)
-        for counter in range(8)
+        Draw(params, seed, counter, np.arange(9), output, tuple(banned), ids, bits)
+        for counter in range(4)
+        for ids, bits in ((only, None), (None, mask))
     ]
     possible = set(range(VOCAB) if allowed is None else allowed) - set(banned)
     possible -= {token for token, bias in params.logit_bias if bias == -np.inf}
