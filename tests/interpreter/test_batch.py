@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -294,7 +295,13 @@ def test_progress_counts_the_tokens_and_the_cache_of_all_items() -> None:
 
 def test_an_interrupt_stops_the_batch() -> None:
     backend = MockBackend(echo, delay=60)
-    threading.Timer(0.2, lambda: os.kill(os.getpid(), 2)).start()
+
+    def press() -> None:
+        while backend.running < 2:
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         program.run_batch([("a",)] * 4, backend=backend, num_threads=2)
     assert backend.running == 0

@@ -450,7 +450,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 SCRIPT = """
-import sys, time
+import itertools, sys
 import stemma as st
 
 @st.function
@@ -458,7 +458,13 @@ def program(s, i):
     s += f"{i}" + st.gen("x")
     return s["x"]
 
-backend = st.MockBackend(lambda text, params: f"{text} {params.seed}", delay=float(sys.argv[2]))
+answers, numbers = int(sys.argv[2]), itertools.count(1)
+
+def reply(text, params):
+    backend.delay = 600 if next(numbers) > answers else 0
+    return f"{text} {params.seed}"
+
+backend = st.MockBackend(reply)
 states = program.run_batch(
     [(i,) for i in range(40)], backend=backend, seed=3, concurrency=2, checkpoint=sys.argv[1]
 )
@@ -472,24 +478,23 @@ def test_a_process_that_is_killed_loses_nothing_that_was_finished(
 ) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
 
-    def command(delay: str, file: Path) -> list[str]:
-        return [sys.executable, str(tmp_path / "script.py"), str(file), delay]
+    def command(answers: int, file: Path) -> list[str]:
+        return [sys.executable, str(tmp_path / "script.py"), str(file), str(answers)]
 
     whole = subprocess.run(
-        command("0", tmp_path / "other"), capture_output=True, text=True, check=True
+        command(40, tmp_path / "other"), capture_output=True, text=True, check=True
     ).stdout
-    process = subprocess.Popen(command("0.1", path), stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command(10, path), stderr=subprocess.DEVNULL)
     end = time.monotonic() + 60
-    while not path.exists() or len(path.read_bytes().splitlines()) < 6:
+    while not path.exists() or path.read_bytes().count(b"\n") < 11:
         assert time.monotonic() < end
         time.sleep(0.01)
     os.kill(process.pid, number)
     assert process.wait(60) != 0
-    kept = path.read_bytes().count(b"\n") - 1
-    assert 5 <= kept < 40
-    resumed = subprocess.run(command("0", path), capture_output=True, text=True, check=True).stdout
+    assert path.read_bytes().count(b"\n") == 11  # a first line, and one for each answer
+    resumed = subprocess.run(command(40, path), capture_output=True, text=True, check=True).stdout
     asked, values = resumed.split(" ", 1)
-    assert int(asked) == 40 - kept
+    assert int(asked) == 30
     assert values == whole.split(" ", 1)[1]
 
 
