@@ -7,9 +7,12 @@ by the interpreter for role operations, through `Backend.chat`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
 from stemma.backend.chat_pieces import TemplatePieces
 from stemma.backend.chat_template import ChatTemplate, Message, Refused
+from stemma.backend.chat_tools import ToolPieces, told_tools, tool_pieces
 from stemma.lang.errors import ModelLoadError, UnsupportedByBackend
 
 _REMEDY = (
@@ -22,7 +25,7 @@ class ChatFormat:
     """The pieces around the contents of turns, given, or taken from a template.
 
     begin, end: role -> the control text that opens and closes its turns. start: what stands before
-    the first turn.
+    the first turn. tools: what stands around tool calls and their results.
 
     All pieces are control text: added tokens spelled in them, BOS too, become control tokens. A
     branch puts no BOS of its own before control text, so a conversation has exactly the BOS that
@@ -30,9 +33,16 @@ class ChatFormat:
     """
 
     def __init__(
-        self, begin: Mapping[str, str], end: Mapping[str, str], *, start: str = ""
+        self,
+        begin: Mapping[str, str],
+        end: Mapping[str, str],
+        *,
+        start: str = "",
+        tools: ToolPieces | None = None,
     ) -> None:
         self._begin, self._end, self._start = dict(begin), dict(end), start
+        self._tools, self._tools_sought = tools, False
+        self._template: ChatTemplate | None = None
         self._lack = f"this chat format has pieces for {', '.join(begin) or 'no role'}"
         self._pieces: TemplatePieces | None = None
 
@@ -44,7 +54,7 @@ class ChatFormat:
         chat = cls({}, {})
         try:
             source = ChatTemplate(template, bos_token=bos_token, eos_token=eos_token)
-            chat._pieces = TemplatePieces(source)
+            chat._template, chat._pieces = source, TemplatePieces(source)
             for role, previous in (
                 ("user", ()),
                 ("assistant", ("user",)),
@@ -72,6 +82,12 @@ class ChatFormat:
         That of the first turn starts with what every conversation starts with: BOS, a default
         system prompt. Raises UnsupportedByBackend.
         """
+        if "tool" in (role, *previous) and (tools := self.tools()) is not None:
+            if role == "tool":
+                return tools.begin
+            if role == "assistant" and previous[-1] == "tool":
+                return tools.reply
+            previous = _without_results(previous, role)
         if self._pieces is None:
             return ("" if previous else self._start) + self._written(self._begin, role)
         try:
@@ -81,12 +97,36 @@ class ChatFormat:
 
     def end(self, role: str) -> str:
         """The control text that closes a turn of `role`. Raises UnsupportedByBackend."""
+        if role == "tool" and (tools := self.tools()) is not None:
+            return tools.end
         if self._pieces is None:
             return self._written(self._end, role)
         try:
             return self._pieces.end(role)
         except Refused as error:
             raise _unsupported(role, str(error)) from error
+
+    # Tools
+
+    def tools(self) -> ToolPieces | None:
+        """How the model writes tool calls and is told their results; None where its template has no
+        form for them that can be found."""
+        if self._template is not None and self._pieces is not None and not self._tools_sought:
+            with suppress(Refused):
+                self._tools = tool_pieces(self._template, self._pieces)
+            self._tools_sought = True
+        return self._tools
+
+    def told_tools(self, schemas: Sequence[dict[str, Any]]) -> str | None:
+        """The control text by which the template tells a model of tools; None where it does not.
+
+        schemas: of each its name, description and parameters, as `Tool.schema` gives them.
+        """
+        if self._template is None:
+            return None
+        with suppress(Refused):
+            return told_tools(self._template, schemas)
+        return None
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
         """A conversation, (role, content) each, as one text. Raises UnsupportedByBackend."""
@@ -106,6 +146,17 @@ class ChatFormat:
         if role not in pieces:
             raise _unsupported(role, self._lack)
         return pieces[role]
+
+
+def _without_results(previous: Sequence[str], role: str) -> list[str]:
+    """The turns without tool results, so that those which follow a result follow the question."""
+    turns: list[str] = []
+    for turn, following in zip(previous, [*previous[1:], role], strict=True):
+        if turn != "tool":
+            turns.append(turn)
+        elif following == "assistant" and turns[-1:] == ["assistant"]:
+            turns.pop()
+    return turns
 
 
 def _unsupported(role: str, reason: str) -> UnsupportedByBackend:

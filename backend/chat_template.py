@@ -45,17 +45,28 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
         """The conversation as text. Raises Refused."""
         given = [{"role": role, "content": content} for role, content in messages]
+        return self.render_fully(given, add_generation_prompt=add_generation_prompt)
+
+    def render_fully(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = False,
+    ) -> str:
+        """A conversation whose messages have more than a role and a content, tool calls perhaps, of
+        a model that has been told of `tools`. Raises Refused."""
         try:
             return self._template.render(
-                messages=given,
-                tools=None,
+                messages=messages,
+                tools=tools,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self._tokens,
             )
         except Exception as error:  # a template is a program: it may fail in any way
             raise Refused(
-                f"the template refuses {_listed([m[0] for m in messages])}: {error}"
+                f"the template refuses {_listed([m['role'] for m in messages])}: {error}"
             ) from error
 
     def _frame(

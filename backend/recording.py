@@ -5,6 +5,7 @@ Made by the interpreter for `run(record=...)`; `replay.py` plays back what it wr
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from stemma.backend.base import (
 )
 from stemma.backend.chat import ChatFormat
 from stemma.backend.chat_pieces import recent
+from stemma.backend.chat_tools import ToolPieces
 from stemma.backend.plain_values import (
     Plain,
     plain_completion,
@@ -172,6 +174,16 @@ class _RecordingChat(ChatFormat):
 
     def end(self, role: str) -> str:
         return self._piece("end", role, (), lambda: self._inner.end(role))
+
+    def tools(self) -> ToolPieces | None:
+        tools = self._inner.tools()
+        self._piece("tools", "assistant", (), lambda: tools.dumps() if tools is not None else "")
+        return tools
+
+    def told_tools(self, schemas: Sequence[dict[str, Any]]) -> str | None:
+        told = self._inner.told_tools(schemas)
+        self._piece("told tools", json.dumps(schemas), (), lambda: told or "")
+        return told
 
     def differences(self) -> list[str]:
         return self._inner.differences()

@@ -6,6 +6,7 @@ comes: forks run in any order.
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -26,6 +27,7 @@ from stemma.backend.base import (
 )
 from stemma.backend.chat import ChatFormat
 from stemma.backend.chat_pieces import recent
+from stemma.backend.chat_tools import ToolPieces
 from stemma.backend.clock import Clock
 from stemma.backend.plain_values import completion_of, error_of, scores_of
 from stemma.backend.record_file import (
@@ -214,6 +216,13 @@ class _RecordedChat(ChatFormat):
 
     def end(self, role: str) -> str:
         return self._piece("end", role, ())
+
+    def tools(self) -> ToolPieces | None:
+        line = self._piece("tools", "assistant", ())
+        return ToolPieces.loads(line) if line else None
+
+    def told_tools(self, schemas: Sequence[dict[str, Any]]) -> str | None:
+        return self._piece("told tools", json.dumps(schemas), ()) or None
 
     def _piece(self, turn: str, role: str, previous: tuple[str, ...]) -> str:
         found = self._record.turns.get((turn, role, previous))
