@@ -43,6 +43,7 @@ from stemma.backend.local.native.attention import NativeAttention, works
 from stemma.backend.local.native.build import CompileMode, kernels
 from stemma.backend.local.native.layers import compiled_layers
 from stemma.backend.local.native.linears import use_few_rows_linears
+from stemma.backend.local.native.masks import masking
 from stemma.backend.local.offline import complete
 from stemma.backend.local.pins import Clock, Pin, pin_prefix
 from stemma.backend.local.reloading import reload_weights
@@ -164,6 +165,7 @@ class LocalBackend(Backend):
             ),
             device=self.device,
             end_ids=self.end_ids,
+            lower=None if self._kernels is None else masking(self._kernels),
         )
         self._finalizer = weakref.finalize(self, self.engine.close)
 

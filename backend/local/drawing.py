@@ -5,6 +5,7 @@ draws of new ones.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from stemma.backend.local.batch import Batch
 from stemma.backend.local.constrain import Guide
 from stemma.backend.local.logit_rules import Draw
 from stemma.backend.local.model.decoder import Decoder
+from stemma.backend.local.native.masks import Lower
 from stemma.backend.local.request import Request
 from stemma.backend.local.sampler import Sampled, SamplerError, sample, token_logprobs
 from stemma.backend.local.scheduler import Step
@@ -69,9 +71,17 @@ def score_known_tokens(
 
 
 def draw_tokens(
-    decoder: Decoder, step: Step, batch: Batch, hidden: Tensor, end_ids: frozenset[int]
+    decoder: Decoder,
+    step: Step,
+    batch: Batch,
+    hidden: Tensor,
+    end_ids: frozenset[int],
+    lower: Lower | None = None,
 ) -> list[tuple[Request, list[Sampled]]]:
-    """Draw for every request whose known tokens end in this step."""
+    """Draw for every request whose known tokens end in this step.
+
+    lower: puts a mask onto a row in place, where there is a quick way.
+    """
     drawing = [
         (i, r)
         for i, r in enumerate(step.requests)
@@ -97,6 +107,8 @@ def draw_tokens(
         raise BadRows(too_complex)
     distinct, index = np.unique(np.array(rows, dtype=np.int64), return_inverse=True)
     logits = decoder.logits(hidden[torch.from_numpy(distinct).to(hidden.device)])
+    if lower is not None:
+        _lower_own_rows(logits, index, draws, lower)
     try:
         sampled = iter(sample(logits, index.tolist(), draws))
     except SamplerError as error:
@@ -105,6 +117,15 @@ def draw_tokens(
     for request in owners:
         drawn[request].append(next(sampled))
     return list(drawn.items())
+
+
+def _lower_own_rows(logits: Tensor, index: np.ndarray, draws: list[Draw], lower: Lower) -> None:
+    """Put masks straight onto rows that one draw alone is from: nobody else reads them."""
+    users = np.bincount(index)
+    for i, draw in enumerate(draws):
+        if draw.mask is not None and users[index[i]] == 1 and not draw.params.logprobs:
+            lower(logits[index[i]], draw.mask)
+            draws[i] = replace(draw, mask=None)
 
 
 def _bad_draws(owners: list[Request], error: SamplerError) -> BadRows:

@@ -29,6 +29,7 @@ from stemma.backend.local.cache.radix_key import common_prefix
 from stemma.backend.local.drawing import BadRows, draw_tokens, score_known_tokens
 from stemma.backend.local.metrics import Counters, Stats, Stopwatch
 from stemma.backend.local.model.decoder import Decoder
+from stemma.backend.local.native.masks import Lower
 from stemma.backend.local.request import Request, State
 from stemma.backend.local.sampler import Sampled
 from stemma.backend.local.scheduler import Scheduler, Step, StepFailed
@@ -83,6 +84,7 @@ class Engine:
         *,
         device: torch.device,
         end_ids: frozenset[int],
+        lower: Lower | None = None,
         check_every_step: bool = False,
     ) -> None:
         global _engine_was_made
@@ -92,6 +94,7 @@ class Engine:
         self.scheduler = scheduler
         self.device = device
         self.end_ids = end_ids
+        self.lower = lower
         self.counters = Counters()
         self.stepping, self.scheduling, self.forwarding = Stopwatch(), Stopwatch(), Stopwatch()
         self.check_every_step = check_every_step
@@ -249,7 +252,7 @@ class Engine:
                 batch = build_batch(step.entries)
                 hidden = self._forward(batch)
                 scored = score_known_tokens(self.decoder, step, batch, hidden)
-                drawn = draw_tokens(self.decoder, step, batch, hidden, self.end_ids)
+                drawn = draw_tokens(self.decoder, step, batch, hidden, self.end_ids, self.lower)
         except BadRows as bad:
             self._undo(step, bad.errors)
             return True
@@ -343,7 +346,7 @@ class Engine:
             right += as_guessed
             if request.state is State.FINISHED:
                 break
-            if not request.is_scored:  # what is forced is scored by rows that are computed again
+            if not request.is_scored:  # rows that score what was forced are computed again
                 break
             request.computed += as_guessed
             needed += as_guessed
@@ -363,6 +366,9 @@ class Engine:
             self._fail(request, error)
             return
         self._count_output(request, output=output, forced=forced)
+        if request.next_logprob is not None and not request.is_scored:
+            with self.scheduling:  # a row that scores what was forced may be computed already
+                self.scheduler.memory.truncate(request, request.next_logprob - 1)
         if end is None:
             self._stream(request)
         elif request.is_scored:

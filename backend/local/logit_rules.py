@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -57,17 +56,20 @@ def has_rules(draw: Draw) -> bool:
     )
 
 
-def apply_rules(x: Tensor, draws: Sequence[Draw]) -> None:
-    """Change row i of the logits x [n, vocab] (fp32 or fp64, contiguous) as draw i says. In place.
+def ruled(x: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """The logits x [n, vocab] (fp32 or fp64) with row i as draw i says; x stays as it is.
 
     Order: repetition penalty (on prompt and output), frequency and presence penalties (on the
-    output), bias, bans, allowed. What may not come is lowered by infinity, not overwritten: no bias
-    lifts it again, and a NaN below it stays a NaN. Banned and allowed ids outside the vocabulary
-    mean nothing; an id of prompt, output or bias outside it raises EngineInvariantError.
+    output), bias, bans, allowed; masks come first, for what they exclude stays so. What may not
+    come is lowered by infinity, not overwritten: no bias lifts it again, and a NaN below it stays a
+    NaN. Banned and allowed ids outside the vocabulary mean nothing; an id of prompt, output or bias
+    outside it raises EngineInvariantError.
     """
+    x = _masked(x, draws)
     _repeat(x, draws)
     _add(x, draws)
     _restrict(x, draws)
+    return x
 
 
 def bias_outside(draw: Draw, vocab: int) -> str | None:
@@ -87,9 +89,8 @@ def why_not(row: Tensor, draw: Draw) -> str:
         return "the model's logits hold +inf"
     if float(row.max()) == -float("inf"):
         return "all of the model's logits are -inf"
-    x = row[None].to(torch.float64 if row.dtype == torch.float64 else torch.float32, copy=True)
-    apply_rules(x, [draw])
-    if bool((x == -torch.inf).all()):
+    x = row[None].to(torch.float64 if row.dtype == torch.float64 else torch.float32)
+    if bool((ruled(x, [draw]) == -torch.inf).all()):
         return "no token is left: allowed and banned tokens and logit_bias exclude every one"
     return "logit_bias or a penalty makes a logit too large to be represented"
 
@@ -150,38 +151,43 @@ def _add(x: Tensor, draws: Sequence[Draw]) -> None:
     flat[to_device(distinct, x)] += to_device(total, x).to(x.dtype)
 
 
-def _restrict(x: Tensor, draws: Sequence[Draw]) -> None:
+def _masked(x: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """A copy of the logits with the masks of the draws."""
     masked = {i: draw.mask for i, draw in enumerate(draws) if draw.mask is not None}
-    if masked:
-        bits = to_device(np.stack(list(masked.values())), x)
-        if 8 * bits.shape[1] < x.shape[1]:
-            raise EngineInvariantError(
-                f"a mask of {8 * bits.shape[1]} bits for a vocabulary of {x.shape[1]}"
-            )
-        _lower(x, list(masked), _eight(x.device).index_select(0, bits.flatten().int()))
-    listed = [i for i, draw in enumerate(draws) if draw.allowed is not None]
-    if listed:
-        amounts = np.full((len(listed), x.shape[1]), -np.inf, dtype=np.float32)
-        for row, i in zip(amounts, listed, strict=True):
-            ids = np.asarray(draws[i].allowed, dtype=np.int64)
-            row[ids[(ids >= 0) & (ids < len(row))]] = 0
-        _lower(x, listed, to_device(amounts, x))
+    if not masked:
+        return x.clone()
+    bits = np.stack(list(masked.values()))
+    if 8 * bits.shape[1] < x.shape[1]:
+        raise EngineInvariantError(
+            f"a mask of {8 * bits.shape[1]} bits for a vocabulary of {x.shape[1]}"
+        )
+    amounts = _amounts(bits, x).view(len(masked), -1)[:, : x.shape[1]]
+    if len(masked) == len(x):
+        return x + amounts
+    rows = to_device(np.array(list(masked), dtype=np.int64), x)
+    return x.index_add(0, rows, amounts.to(x.dtype))
 
 
-def _lower(x: Tensor, rows: list[int], amounts: Tensor) -> None:
-    """Add 0 or minus infinity to some rows."""
-    amounts = amounts.view(len(rows), -1)[:, : x.shape[1]].to(x.dtype)
-    if len(rows) == len(x):
-        x.add_(amounts)
-    else:
-        x.index_add_(0, to_device(np.array(rows, dtype=np.int64), x), amounts)
+def _restrict(x: Tensor, draws: Sequence[Draw]) -> None:
+    for i, draw in enumerate(draws):
+        if draw.allowed is not None:
+            ids = np.asarray(draw.allowed, dtype=np.int64)
+            amounts = np.full(x.shape[1], -np.inf, dtype=np.float32)
+            amounts[ids[(ids >= 0) & (ids < len(amounts))]] = 0
+            x[i] += to_device(amounts, x)
 
 
-@lru_cache(maxsize=8)
-def _eight(device: torch.device) -> Tensor:
-    """What each of the 256 bytes of a mask adds to its eight logits."""
-    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-    return torch.from_numpy(np.where(bits, 0.0, -np.inf).astype(np.float32)).to(device)
+# What each of the 256 bytes of a mask adds to its eight logits.
+_EIGHT = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0.0, -np.inf
+).astype(np.float32)
+
+
+def _amounts(bits: NDArray[np.uint8], like: Tensor) -> Tensor:
+    """What masks add to logits, on their device: 0 or minus infinity."""
+    if like.device.type == "cpu":
+        return torch.from_numpy(np.take(_EIGHT, bits, axis=0))
+    return to_device(_EIGHT, like)[to_device(bits, like).long()]
 
 
 def _checked(ids: Sequence[int] | NDArray[Any] | None, vocab: int) -> NDArray[np.int64]:

@@ -20,9 +20,9 @@ from torch import Tensor
 from stemma.backend.base import TokenLogprob
 from stemma.backend.local.logit_rules import (
     Draw,
-    apply_rules,
     bias_outside,
     has_rules,
+    ruled,
     to_device,
     why_not,
 )
@@ -109,10 +109,10 @@ def sample(logits: Tensor, rows: Sequence[int], draws: Sequence[Draw]) -> list[S
         return []
     order: list[int] = []
     parts: list[Tensor] = []
-    for (kind, ruled), sources in _groups(rows, draws, vocab).items():
+    for (kind, changed), sources in _groups(rows, draws, vocab).items():
         for some in _chunks(sources, logits):
             order += [i for source in some for i in source.draws]
-            parts.append(_tokens(logits, kind, ruled, some, draws))
+            parts.append(_tokens(logits, kind, changed, some, draws))
     tokens = torch.cat(parts)  # in `order`
     asked = [at for at, i in enumerate(order) if draws[i].params.logprobs]
     top = min(vocab, max((draws[order[at]].params.top_logprobs for at in asked), default=0))
@@ -163,15 +163,15 @@ def _groups(
     for i, (row, draw) in enumerate(zip(rows, draws, strict=True)):
         p = draw.params
         kind = _kind_of(draw, vocab)
-        ruled = has_rules(draw)
+        changed = has_rules(draw)
         key: object = (row, kind, p.temperature, p.top_k, p.top_p, p.min_p)
         if kind is _Kind.GREEDY:
             key = (row, kind)
-        if ruled:
+        if changed:
             key = i  # the rules depend on the request's own history: nothing to share
         if key not in known:
             known[key] = _Source(row, draw, [])
-            groups.setdefault((kind, ruled), []).append(known[key])
+            groups.setdefault((kind, changed), []).append(known[key])
         known[key].draws.append(i)
     return groups
 
@@ -199,13 +199,13 @@ def _chunks(sources: list[_Source], logits: Tensor) -> Iterator[list[_Source]]:
 
 
 def _tokens(
-    logits: Tensor, kind: _Kind, ruled: bool, sources: list[_Source], draws: Sequence[Draw]
+    logits: Tensor, kind: _Kind, changed: bool, sources: list[_Source], draws: Sequence[Draw]
 ) -> Tensor:
     """Token ids (int64) of the draws of these sources, one source after the other; or _NOTHING."""
-    x = _take(logits, [source.row for source in sources], copy=ruled)
+    x = _take(logits, [source.row for source in sources])
     own = [source.draw for source in sources]
-    if ruled:
-        apply_rules(x, own)
+    if changed:
+        x = ruled(x, own)
     owner = np.repeat(np.arange(len(sources)), [len(source.draws) for source in sources])
     if kind is _Kind.GREEDY:
         return _largest_logit(x)[to_device(owner, x)]
@@ -219,10 +219,10 @@ def _tokens(
     return torch.where((total > 0) & total.isfinite(), token, _NOTHING)
 
 
-def _take(logits: Tensor, rows: Sequence[int], *, copy: bool) -> Tensor:
-    """Rows of the logits, in fp32 (fp64 if they are); a view, unless a copy is asked or needed."""
+def _take(logits: Tensor, rows: Sequence[int]) -> Tensor:
+    """Rows of the logits, in fp32 (fp64 if they are); a view, unless a copy is needed."""
     first, count = rows[0], len(rows)
-    if not copy and list(rows) == list(range(first, first + count)):
+    if list(rows) == list(range(first, first + count)):
         x = logits[first : first + count]
     else:
         x = logits.index_select(0, to_device(np.array(rows, dtype=np.int64), logits))
@@ -349,7 +349,7 @@ def _logprobs(logits: Tensor, rows: Sequence[int], targets: Tensor, top: int) ->
     parts = [logits.new_empty((0, 1 + 2 * top), dtype=wide)]
     step = _rows_at_once(logits)
     for start in range(0, len(rows), step):
-        every = _take(logits, rows[start : start + step], copy=False).log_softmax(-1)
+        every = _take(logits, rows[start : start + step]).log_softmax(-1)
         columns = [every.gather(1, targets[start : start + step, None])]
         if top:
             columns += every.topk(top)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from stemma.backend.local.logit_rules import Draw, apply_rules, has_rules
+from stemma.backend.local.logit_rules import Draw, has_rules, ruled
 from stemma.backend.local.sampler import SamplerError, sample
 from stemma.lang.errors import EngineInvariantError, StemmaError
 from stemma.lang.sampling import SamplingParams
@@ -22,9 +22,10 @@ token_ids = st.lists(st.integers(0, VOCAB - 1), max_size=12)
 
 
 def changed(logits: Tensor, *draws: Draw) -> Tensor:
-    x = logits.clone()
-    apply_rules(x, draws)
-    return x
+    before = logits.clone()
+    after = ruled(logits, draws)
+    assert torch.equal(logits, before)
+    return after
 
 
 def row(seed: int = 0) -> Tensor:

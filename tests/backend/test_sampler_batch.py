@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stemma.backend.local import sampler
-from stemma.backend.local.logit_rules import apply_rules
+from stemma.backend.local.logit_rules import ruled
 from stemma.backend.local.sampler import Draw, SamplerError, sample, token_logprobs
 from stemma.lang.errors import EngineInvariantError, StemmaError
 from stemma.lang.sampling import SamplingParams
@@ -308,7 +308,7 @@ def test_plain_rows_are_neither_sorted_nor_copied_for_the_sake_of_others() -> No
     penalised = Draw(SamplingParams(presence_penalty=0.2), 0, 0, output_ids=[1])
     plain = [Draw(SamplingParams(), i, 0) for i in range(7)]
     sorting = patch.object(sampler, "_largest", wraps=sampler._largest)
-    changing = patch.object(sampler, "apply_rules", wraps=apply_rules)
+    changing = patch.object(sampler, "ruled", wraps=ruled)
     with sorting as largest, changing as rules:
         sample(logits, range(9), [*plain, nucleus, penalised])
     assert [call.args[0].shape[0] for call in largest.call_args_list] == [1]

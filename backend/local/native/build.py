@@ -24,7 +24,7 @@ from stemma.lang.errors import InvalidArgument, ModelLoadError
 CompileMode = Literal["auto"] | bool
 
 FOLDER = Path(__file__).parent
-SOURCES = ("attention.cpp", "layers.cpp", "linears.cpp")
+SOURCES = ("attention.cpp", "layers.cpp", "linears.cpp", "masks.cpp")
 HEADERS = ("products.h", "vectors.h")
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-fopenmp", "-Wno-psabi"),
