@@ -19,6 +19,9 @@ from stemma.lang.errors import ConstraintError
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+    # What it costs, its text, where it leads, and the bytes that may come there.
+    _Way = tuple[float, bytes, LLMatcher, bytes]
+
 MOST_SECONDS = 5.0  # of one walk over a text; a grammar that needs more is not usable either
 _CHUNK = 16  # bytes between two looks at the clock
 _END = 256  # the token that ends a text
@@ -62,12 +65,12 @@ def matcher(compiled: str) -> LLMatcher:
 
 def behind(literal: bytes, compiled: str) -> str:
     """The grammar of `literal`, whole characters, followed by a text of a compiled grammar."""
-    grammars = _grammars(compiled)
+    grammars = grammars_of(compiled)
     start = f"start: {json.dumps(literal.decode(), ensure_ascii=False)} @{grammars[0]['name']}"
     return json.dumps({"grammars": [{"name": "behind", "lark_grammar": start}, *grammars]})
 
 
-def _grammars(compiled: str) -> list[dict[str, Any]]:
+def grammars_of(compiled: str) -> list[dict[str, Any]]:
     """The parts of a compiled grammar, the first of which is the whole; each has a name."""
     try:
         grammars = json.loads(compiled)["grammars"]
@@ -110,6 +113,21 @@ def consume(walk: LLMatcher, data: bytes) -> int:
                 f"{MOST_SECONDS:g} s; prefer `item+` to `items: items items | item`"
             )
     return len(data)
+
+
+def ends(walk: LLMatcher, data: bytes, start: int) -> list[int]:
+    """Where the texts of a grammar end that begin at `start`, the last place first.
+
+    walk: at the beginning of a text; it is moved. Raises ConstraintError when a limit is hit.
+    """
+    found = [start] if walk.is_accepting() else []
+    at = start
+    while at < len(data) and walk.try_consume_tokens([data[at]]):
+        at += 1
+        if walk.is_accepting():
+            found.append(at)
+    _check(walk)
+    return found[::-1]
 
 
 def forced(compiled: str) -> str:
@@ -170,57 +188,80 @@ def _example(compiled: str, draw: random.Random, misses: int) -> str | None:
     return None
 
 
-def closing(walk: LLMatcher, *, seconds: float = 1.0) -> bytes | None:
+def closing(walk: LLMatcher, *, steps: int = 500) -> bytes | None:
     """A short way from where a byte-wise walk stands to an accepted text; None where none is found
-    in that time.
+    in so many steps, which are bytes that are not forced, or in a second.
 
-    A beam search: of the ways that are as many steps long those stay that look shortest. The walk
-    stays where it is.
+    A beam search: of the ways that are as many steps long those stay that look shortest, and of
+    those behind which the same bytes may come one. The walk stays where it is.
     """
     if walk.is_accepting():
         return b""
-    ways = [(0.0, b"", walk.deep_copy())]
+    start = walk.deep_copy()
+    ways: list[_Way] = [(0.0, b"", start, start.compute_bitmask())]
     begun = time.monotonic()
-    for _ in range(_CLOSING_STEPS):
-        further: list[tuple[float, bytes, LLMatcher]] = []
-        for cost, text, at in ways:
-            for byte in _ways_on(_allowed(at.compute_bitmask())):
+    for _ in range(steps):
+        further: list[_Way] = []
+        for cost, text, at, mask in reversed(ways):  # of equals those that came far first
+            costs = _ways_on(_allowed(mask))
+            least = min(costs.values(), default=0.0)
+            for byte, own in costs.items():
                 on = at.deep_copy()
                 if not on.consume_token(byte):
                     continue
                 ahead = on.compute_ff_bytes()
                 if ahead and on.try_consume_tokens(list(ahead)) < len(ahead):
                     continue
-                more = _CLOSING[_kind(byte)] - min(_PROGRESS * len(ahead), _MOST_PROGRESS)
-                further.append((cost + more, text + bytes([byte]) + ahead, on))
-        done = [text for _, text, at in further if at.is_accepting()]
+                more = own - least - min(_PROGRESS * len(ahead), _MOST_PROGRESS)
+                further.append(
+                    (cost + more, text + bytes([byte]) + ahead, on, on.compute_bitmask())
+                )
+        done = [text for _, text, at, _ in further if at.is_accepting()]
         if done:
             return min(done, key=len)
-        further.sort(key=lambda way: way[0])
-        ways = further[:_CLOSING_WAYS]
-        if not ways or time.monotonic() - begun > seconds:
+        ways = _different(further)
+        if not ways or time.monotonic() - begun > _CLOSING_SECONDS:
             break
     return None
 
 
-_CLOSING_STEPS = 500
+def _different(ways: list[_Way]) -> list[_Way]:
+    """The cheapest ways, one for each set of bytes that may come next before a second one."""
+    times: dict[bytes, int] = {}
+    ranked = []
+    for place, way in enumerate(sorted(ways, key=lambda way: round(way[0], 6))):
+        times[way[3]] = times.get(way[3], 0) + 1
+        ranked.append((times[way[3]], place, way))
+    return [way for *_, way in sorted(ranked, key=lambda each: each[:2])[:_CLOSING_WAYS]]
+
+
+_CLOSING_SECONDS = 1.0
 _CLOSING_WAYS = 8
-_CLOSING = {"letter": 1.5, "sign": 1.5, "other": 2.0, "open": 4.0, "close": 1.0, "space": 3.0}
+_CLOSING = {"letter": 1.5, "sign": 1.5, "other": 4.0, "open": 4.0, "close": 1.0, "space": 3.0}
+_COMMA_BYTE, _NEWLINE = b",\n"
+_COMMA = 1.3  # ends a number where no bracket can; a newline ends words, elsewhere it is a space
 _PROGRESS, _MOST_PROGRESS = 0.1, 1.0  # what is forced behind a byte speaks for it
 _MANY = 60  # where so many bytes are allowed they are the content of something
 
 
-def _ways_on(allowed: list[int]) -> list[int]:
-    """Bytes to go on with towards an end: of each kind the first and the last, and all that close
-    something. Within a string only its quote does."""
+def _ways_on(allowed: list[int]) -> dict[int, float]:
+    """Bytes to go on with towards an end, and what they cost: of each kind the first and the last,
+    the end of the line, and all that close something. Within a string only its quote does."""
     kinds: dict[str, list[int]] = {}
     for byte in allowed:
         kinds.setdefault(_kind(byte), []).append(byte)
     closing_bytes = kinds.pop("close", [])
     if len(allowed) >= _MANY:
+        if len(kinds) > 1:  # else it is the middle of a character
+            kinds.pop("other", None)
         closing_bytes = [byte for byte in closing_bytes if byte in b'"']
-    some = [byte for bytes_ in kinds.values() for byte in {bytes_[0]: 0, bytes_[-1]: 0}]
-    return closing_bytes + some
+    some = [byte for bytes_ in kinds.values() for byte in (bytes_[0], bytes_[-1])]
+    costs = {byte: _CLOSING[_kind(byte)] for byte in closing_bytes + some}
+    if _NEWLINE in allowed:
+        costs[_NEWLINE] = _COMMA if {*b"az"} <= {*allowed} else _CLOSING["space"]
+    if _COMMA_BYTE in costs:
+        costs[_COMMA_BYTE] = _COMMA
+    return costs
 
 
 def _weights(allowed: list[int], weights: dict[str, float]) -> list[float]:
