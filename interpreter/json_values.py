@@ -13,6 +13,7 @@ from stemma.backend.base import ChoiceScore, TokenLogprob, Usage
 from stemma.interpreter.meta import ChoiceMeta, Meta, ScoreMeta, SelectMeta
 from stemma.lang.choices import ChoicesMethod
 from stemma.lang.errors import InvalidArgument
+from stemma.lang.tools import ToolCall
 
 # Our own values that variables and their meta consist of.
 _RECORDS: dict[str, type[Any]] = {
@@ -49,6 +50,9 @@ def encode(value: Any, what: str) -> Any:
         return _tagged(kind.__name__, content)
     if kind is ChoicesMethod:
         return _tagged("ChoicesMethod", value.value)
+    if kind is ToolCall:  # its lists are lists
+        content = {f.name: encode(getattr(value, f.name), what) for f in fields(kind)}
+        return _tagged("ToolCall", content)
     raise InvalidArgument(
         f"{what} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot give back "
         "as it was: make it of dicts, lists, tuples, sets, strings and numbers, as by "
@@ -73,6 +77,8 @@ def decode(value: Any) -> Any:
         return _COLLECTIONS[kind](decode(each) for each in content)
     if kind == "ChoicesMethod":
         return ChoicesMethod(content)
+    if kind == "ToolCall":
+        return ToolCall(**{name: decode(each) for name, each in content.items()})
     return _RECORDS[kind](**{name: _decode_field(each) for name, each in content.items()})
 
 

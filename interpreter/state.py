@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 from stemma.interpreter.block import Block, check_begins, check_ends
+from stemma.interpreter.calling import Calling
 from stemma.interpreter.control import check_control
 from stemma.interpreter.executor import Executor
 from stemma.interpreter.run import Run
-from stemma.interpreter.sglang_names import SglangNames
 from stemma.interpreter.tasks import Fork, Task
 from stemma.interpreter.variable import Variable
 from stemma.lang.errors import Cancelled, InvalidArgument, UnsupportedByBackend
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from stemma.interpreter.fork import Forks
 
 
-class ProgramState(SglangNames):
+class ProgramState(Calling):
     """One branch of a running or finished program.
 
     `s += ...` appends text and operations. `s["x"]` reads a variable and waits for it. `s.fork(n)`

@@ -52,6 +52,12 @@ class AnyRole:
 
     def end(self, role: str) -> str:
         return ""
+    def tools(self) -> None:
+        return None
+
+    def told_tools(self, schemas: object) -> None:
+        return None
+
 
 
 class TracingBackend(Backend):

@@ -65,6 +65,7 @@ from stemma.lang.primitives import (
     video,
 )
 from stemma.lang.sampling import SamplingParams
+from stemma.lang.tools import Tool, ToolCall
 
 if TYPE_CHECKING:
     from stemma.backend.caching import CachedBackend as CachedBackend
@@ -117,6 +118,8 @@ __all__ = [
     "Stream",
     "TextAdded",
     "TokenLogprob",
+    "Tool",
+    "ToolCall",
     "Trace",
     "Usage",
     "VariableFinished",
