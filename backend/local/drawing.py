@@ -5,9 +5,9 @@ draws of new ones.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -119,13 +119,21 @@ def draw_tokens(
     return list(drawn.items())
 
 
-def _lower_own_rows(logits: Tensor, index: np.ndarray, draws: list[Draw], lower: Lower) -> None:
+def _lower_own_rows(
+    logits: Tensor, index: npt.NDArray[np.int64], draws: list[Draw], lower: Lower
+) -> None:
     """Put masks straight onto rows that one draw alone is from: nobody else reads them."""
     users = np.bincount(index)
-    for i, draw in enumerate(draws):
-        if draw.mask is not None and users[index[i]] == 1 and not draw.params.logprobs:
-            lower(logits[index[i]], draw.mask)
-            draws[i] = replace(draw, mask=None)
+    chosen = [
+        i
+        for i, draw in enumerate(draws)
+        if draw.mask is not None and users[index[i]] == 1 and not draw.params.logprobs
+    ]
+    masks = [mask for i in chosen if (mask := draws[i].mask) is not None]
+    if masks:
+        lower(logits, index[chosen], np.stack(masks))
+    for i in chosen:
+        draws[i].mask = None
 
 
 def _bad_draws(owners: list[Request], error: SamplerError) -> BadRows:

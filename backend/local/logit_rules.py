@@ -19,7 +19,7 @@ from stemma.lang.errors import EngineInvariantError
 from stemma.lang.sampling import SamplingParams
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Draw:
     """What one row needs to be sampled.
 

@@ -5,10 +5,12 @@
 #include <cstring>
 #include <limits>
 
-// bits: one for each of `size` logits, the lowest first; a logit whose bit is 0 becomes -infinity.
+namespace {
+
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+
 // Most words of a mask are all ones or all zeros.
-extern "C" void stemma_mask(float* logits, const uint8_t* bits, int64_t size) {
-  constexpr float kNever = -std::numeric_limits<float>::infinity();
+void lower(float* logits, const uint8_t* bits, int64_t size) {
   for (int64_t at = 0; at < size; at += 64) {
     const int64_t here = std::min<int64_t>(64, size - at);
     uint64_t word = 0;
@@ -21,4 +23,13 @@ extern "C" void stemma_mask(float* logits, const uint8_t* bits, int64_t size) {
       }
     }
   }
+}
+
+}  // namespace
+
+// logits: [any, size] dense. rows: [count], those that get a mask. bits: [count, length] bytes, one
+// bit for each logit, the lowest first; a logit whose bit is 0 becomes -infinity.
+extern "C" void stemma_mask(float* logits, int64_t size, const int64_t* rows, int64_t count,
+                            const uint8_t* bits, int64_t length) {
+  for (int64_t i = 0; i < count; ++i) lower(logits + rows[i] * size, bits + i * length, size);
 }

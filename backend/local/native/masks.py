@@ -12,21 +12,26 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+Rows = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.uint8]
-Lower = Callable[[Tensor, Bits], None]
+Lower = Callable[[Tensor, Rows, Bits], None]
 
 
 def masking(library: ctypes.CDLL) -> Lower | None:
-    """A function that lowers the logits of one row [vocab], float32 and dense, whose bits are 0;
-    None where the kernel is wrong on a small case.
+    """A function of logits [any, vocab], float32 and dense, of some of their rows [n], and of masks
+    for these, [n, ceil(vocab / 8)] or a little longer: it lowers the logits whose bits are 0. None
+    where the kernel is wrong on a small case.
     """
     run = library.stemma_mask
 
-    def lower(row: Tensor, bits: Bits) -> None:
+    def lower(logits: Tensor, rows: Rows, bits: Bits) -> None:
         run(
-            ctypes.c_void_p(row.data_ptr()),
+            ctypes.c_void_p(logits.data_ptr()),
+            ctypes.c_int64(logits.shape[1]),
+            ctypes.c_void_p(rows.ctypes.data),
+            ctypes.c_int64(len(rows)),
             ctypes.c_void_p(bits.ctypes.data),
-            ctypes.c_int64(len(row)),
+            ctypes.c_int64(bits.shape[1]),
         )
 
     return lower if _works(lower) else None
@@ -35,6 +40,7 @@ def masking(library: ctypes.CDLL) -> Lower | None:
 def _works(lower: Lower) -> bool:
     allowed = np.arange(300) % 7 == 0
     allowed[64:128], allowed[128:192] = False, True
-    row = torch.ones(300)
-    lower(row, np.packbits(allowed, bitorder="little"))
-    return torch.equal(row, torch.where(torch.from_numpy(allowed), 1.0, -torch.inf))
+    logits = torch.ones(2, 300)
+    lower(logits, np.array([1]), np.packbits(allowed, bitorder="little")[None])
+    expected = torch.where(torch.from_numpy(allowed), 1.0, -torch.inf)
+    return torch.equal(logits, torch.stack([torch.ones(300), expected]))

@@ -31,14 +31,14 @@ def test_what_is_not_allowed_is_lowered_and_the_rest_is_not_touched(
     numbers = np.random.default_rng(size)
     for share in (0.0, 0.01, 0.5, 0.99, 1.0):
         allowed = numbers.random(size) < share
-        rows = torch.randn(3, size)
-        before = rows.clone()
+        logits = torch.randn(4, size)
+        before = logits.clone()
         bits = np.packbits(allowed, bitorder="little")
-        lower(rows[1], np.append(bits, np.uint8(255)))  # masks may be longer than the vocabulary
-        assert torch.equal(rows[0], before[0])
-        assert torch.equal(rows[2], before[2])
-        expected = torch.where(torch.from_numpy(allowed), before[1], -torch.inf)
-        assert torch.equal(rows[1], expected)
+        bits = np.append(bits, np.uint8(255))  # masks may be longer than the vocabulary
+        lower(logits, np.array([3, 1]), np.stack([bits, np.full_like(bits, 255)]))
+        expected = before.clone()
+        expected[3] = torch.where(torch.from_numpy(allowed), before[3], -torch.inf)
+        assert torch.equal(logits, expected)
 
 
 @pytest.mark.slow
