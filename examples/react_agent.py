@@ -1,11 +1,11 @@
-"""An agent: the model thinks and picks a tool, Python runs it, the model reads what came out.
+"""An agent: the model thinks and calls a tool, Python runs it, the model reads what came out.
 
     python examples/react_agent.py                # the default model
     python examples/react_agent.py path/or/hub-id
 
-ReAct (Yao et al. 2022) as a plain loop. `select` makes the action one of the tools that exist; what
-Python appends between two `gen`s is text like any other. Every turn continues the same branch, so
-only what is new is computed, however long the conversation.
+ReAct (Yao et al. 2022) as a plain loop. `s.call` lets the model write a call of one of the tools
+and nothing else, runs it, and appends what it returns, or what it failed by. Every turn continues
+the same branch, so only what is new is computed, however long the conversation.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import ast
 import operator
 import sys
 from collections.abc import Callable
+from typing import Literal
 
 import stemma as st
 
@@ -21,38 +22,55 @@ PRICES = {"lamp": 34, "chair": 58, "desk": 175}
 
 EXAMPLES = """\
 Question: How much do 4 pens cost?
-Thought: I need the price of a pen.
-Action: price pen
+Thought: I look up the price of a pen.
+Action: price({"thing": "pen"})
 Observation: 3
-Thought: 4 pens cost 4 times 3.
-Action: calculate 4 * 3
+Thought: 4 pens at 3 each cost 4 * 3.
+Action: calculate({"expression": "4 * 3"})
 Observation: 12
-Thought: That is the answer.
-Action: answer 12
-
-Question: What is 20 plus 35?
-Thought: I add 20 and 35.
-Action: calculate 20 + 35
-Observation: 55
-Thought: That is the answer.
-Action: answer 55
-
-Question: What do 17 bags cost?
-Thought: I need the price of a bag.
-Action: price bag
-Observation: 29
-Thought: 17 bags cost 17 times 29.
-Action: calculate 17 * 29
-Observation: 493
-Thought: That is the answer.
-Action: answer 493
+Thought: The answer is 12.
+Action: answer({"text": "12"})
 
 Question: What is 250 minus 37?
-Thought: I subtract 37 from 250.
-Action: calculate 250 - 37
+Thought: That is 250 - 37.
+Action: calculate({"expression": "250 - 37"})
 Observation: 213
-Thought: That is the answer.
-Action: answer 213
+Thought: The answer is 213.
+Action: answer({"text": "213"})
+
+Question: How much do 17 bags cost?
+Thought: I look up the price of a bag.
+Action: price({"thing": "bag"})
+Observation: 129
+Thought: 17 bags at 129 each cost 17 * 129.
+Action: calculate({"expression": "17 * 129"})
+Observation: 2193
+Thought: The answer is 2193.
+Action: answer({"text": "2193"})
+
+Question: What is 96 divided by 8?
+Thought: That is 96 / 8.
+Action: calculate({"expression": "96 / 8"})
+Observation: 12
+Thought: The answer is 12.
+Action: answer({"text": "12"})
+
+Question: How much do 6 cups cost?
+Thought: I look up the price of a cup.
+Action: price({"thing": "cup"})
+Observation: 14
+Thought: 6 cups at 14 each cost 6 * 14.
+Action: calculate({"expression": "6 * 14"})
+Observation: 84
+Thought: The answer is 84.
+Action: answer({"text": "84"})
+
+Question: What is 1020 plus 35?
+Thought: That is 1020 + 35.
+Action: calculate({"expression": "1020 + 35"})
+Observation: 1055
+Thought: The answer is 1055.
+Action: answer({"text": "1055"})
 
 """
 
@@ -71,8 +89,13 @@ OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
 }
 
 
+def price(thing: Literal["lamp", "chair", "desk"]) -> int:
+    """What a thing costs."""
+    return PRICES[thing]
+
+
 def calculate(expression: str) -> str:
-    """The value of numbers joined by + - * / and brackets, or what is wrong with the expression.
+    """The value of numbers joined by + - * / and brackets.
 
     Never `eval`: the model writes the expression, and a model may write anything.
     """
@@ -87,20 +110,11 @@ def calculate(expression: str) -> str:
                 return OPERATORS[type(op)](value(left), value(right))
         raise ValueError("only numbers, + - * / and brackets")
 
-    try:
-        return f"{value(ast.parse(expression.strip(), mode='eval').body):.12g}"
-    except (SyntaxError, ValueError, ArithmeticError) as error:
-        return f"error: {error}"
-    except (RecursionError, MemoryError):
-        return "error: nested too deeply"
+    return f"{value(ast.parse(expression.strip(), mode='eval').body):.12g}"
 
 
-def price(thing: str) -> str:
-    """What a thing costs."""
-    return str(PRICES.get(thing, "unknown"))
-
-
-TOOLS = {"calculate": calculate, "price": price}
+def answer(text: str) -> None:
+    """The last call of all."""
 
 
 @st.function
@@ -109,14 +123,10 @@ def agent(s: st.ProgramState, question: str, most_steps: int = 6) -> str | None:
     s += EXAMPLES
     s += f"Question: {question}\n"
     for _ in range(most_steps):
-        s += "Thought: " + st.gen("thought", max_tokens=32, stop="\n") + "\n"
-        s += "Action: " + st.select("action", [*TOOLS, "answer"])
-        s += " " + st.gen("input", max_tokens=24, stop="\n") + "\n"
-        action: str = s["action"]
-        argument: str = s["input"]
-        if action == "answer":
-            return argument
-        s += f"Observation: {TOOLS[action](argument)}\n"
+        s += "Thought: " + st.gen("thought", max_tokens=32, stop="\n") + "\nAction: "
+        call = s.call([price, calculate, answer], max_tokens=48, on_limit="close")
+        if call.name == "answer":
+            return str(call.arguments["text"])
     return None
 
 

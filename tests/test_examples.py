@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import csv
 import importlib.util
+import json
 import re
 import runpy
 import sys
@@ -148,11 +149,14 @@ expressions = strategies.recursive(
 
 @given(expressions)
 def test_the_calculator_computes_what_python_computes(expression: str) -> None:
+    calculate = load("react_agent").calculate
     try:
         expected = f"{eval(expression):.12g}"
     except ZeroDivisionError:
-        expected = "error: "
-    assert load("react_agent").calculate(expression).startswith(expected)
+        with pytest.raises(ZeroDivisionError):
+            calculate(expression)
+    else:
+        assert calculate(expression) == expected
 
 
 @pytest.mark.parametrize(
@@ -174,35 +178,45 @@ def test_the_calculator_computes_what_python_computes(expression: str) -> None:
         "-" * 100_000 + "1",
     ],
 )
-def test_the_calculator_answers_whatever_is_no_arithmetic_with_an_error(expression: str) -> None:
-    assert load("react_agent").calculate(expression).startswith("error: ")
+def test_the_agent_is_told_an_error_for_whatever_is_no_arithmetic(expression: str) -> None:
+    call = f"calculate({json.dumps({'expression': expression})})"
+    backend = st.MockBackend(["Hm.", call])
+    state = load("react_agent").agent.run("?", most_steps=1, backend=backend)
+    assert state["call"].error is not None
+    assert state.text().endswith(f"Observation: {state['call'].error}\n")
 
 
 def test_the_agent_reads_what_its_tools_observed_until_it_answers() -> None:
     example = load("react_agent")
-    replies = ["I need a price.", "lamp", "2 lamps.", "2 * 34", "Done.", "68"]
+    replies = {
+        "Question: Two lamps?\nThought: ": "I need a price.",
+        "Thought: I need a price.\nAction: ": 'price({"thing": "lamp"})',
+        "Observation: 34\nThought: ": "2 lamps.",
+        "Thought: 2 lamps.\nAction: ": 'calculate({"expression": "2 * 34"})',
+        "Observation: 68\nThought: ": "Done.",
+        "Thought: Done.\nAction: ": 'answer({"text": "68"})',
+    }
 
-    def score(prompt: str, choice: str) -> list[float]:
-        thought = prompt.rsplit("Thought: ", 1)[1]
-        wanted = {"I": "price", "2": "calculate", "D": "answer"}[thought[0]]
-        return [0.0 if choice == wanted else -1.0]
+    def reply(prompt: str, params: SamplingParams) -> str:
+        (found,) = [text for end, text in replies.items() if prompt.endswith(end)]
+        return found
 
-    state = example.agent.run("Two lamps?", backend=st.MockBackend(replies, scores=score))
+    state = example.agent.run("Two lamps?", backend=st.MockBackend(reply))
     assert state.value == "68"
     assert state.text().removeprefix(example.EXAMPLES) == (
         "Question: Two lamps?\n"
-        "Thought: I need a price.\nAction: price lamp\nObservation: 34\n"
-        "Thought: 2 lamps.\nAction: calculate 2 * 34\nObservation: 68\n"
-        "Thought: Done.\nAction: answer 68\n"
+        'Thought: I need a price.\nAction: price({"thing": "lamp"})\nObservation: 34\n'
+        'Thought: 2 lamps.\nAction: calculate({"expression": "2 * 34"})\nObservation: 68\n'
+        'Thought: Done.\nAction: answer({"text": "68"})\n'
     )
 
 
 def test_the_agent_gives_up_after_its_last_step() -> None:
-    backend = st.MockBackend(lambda prompt, params: "boat", scores=prefer("price"))
+    backend = st.MockBackend(["Hm.", 'price({"thing": "desk"})'] * 3)
     state = load("react_agent").agent.run("A boat?", most_steps=3, backend=backend)
     assert state.value is None
-    assert state.text().endswith("Observation: unknown\n")
-    assert state.text().count("price boat") == 3
+    assert state.text().endswith("Observation: 175\n")
+    assert state.text().removeprefix(load("react_agent").EXAMPLES).count("price(") == 3
 
 
 @pytest.mark.parametrize(
@@ -416,7 +430,7 @@ def check_judge(example: ModuleType, output: str) -> None:
 def check_react_agent(example: ModuleType, output: str) -> None:
     for question, answer in zip(example.QUESTIONS, (782, 632, 2100, 324), strict=True):
         conversation = output.split(f"Question: {question}")[1].split("Question:")[0]
-        assert f"Action: answer {answer}\n" in conversation
+        assert f'Action: answer({{"text": "{answer}"}})\n' in conversation
         assert f"Observation: {answer}\n" in conversation
 
 
