@@ -13,7 +13,7 @@ import warnings as python_warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stemma.lang import constraints_matcher as walks
 from stemma.lang.constraints_grammar import compiled_grammar, pointed
@@ -21,6 +21,10 @@ from stemma.lang.constraints_regex import any_of, can_contain, compiled_regex
 from stemma.lang.constraints_schema import compiled_schema
 from stemma.lang.constraints_types import bare, described, is_type, name_of
 from stemma.lang.errors import ConstraintError, InvalidArgument
+
+if TYPE_CHECKING:
+    from stemma.lang.pieces import Piece
+    from stemma.lang.pieces_captures import Captured
 
 MOST_CHARACTERS = 256 * 1024  # of a regular expression, a schema in a string or a grammar
 
@@ -39,6 +43,7 @@ class Constraint:
 
     label: how errors call it, as "dtype=int". compiled: the grammar in llguidance's form. pattern:
     a regular expression with the same texts, where it is one. read: makes the value of a text.
+    piece: what it was built of, where that are pieces, with their captures.
     Two constraints are equal if they allow the same by the same words and read it the same way.
 
     >>> Constraint.regex("[a-z]+").matches("abc")
@@ -50,6 +55,7 @@ class Constraint:
     read: Callable[[str], Any]
     pattern: str | None = None
     warnings: tuple[str, ...] = ()
+    piece: Piece | None = None
 
     @staticmethod
     def regex(pattern: str) -> Constraint:
@@ -85,9 +91,18 @@ class Constraint:
         return _of_schema(named, schema, read, whitespace)
 
     @staticmethod
-    def grammar(source: str) -> Constraint:
-        """Texts of a context-free grammar, in llguidance's dialect of Lark or in GBNF; the value is
-        the text."""
+    def grammar(source: str | Piece) -> Constraint:
+        """Texts of a context-free grammar, in llguidance's dialect of Lark or in GBNF, or of a
+        piece, as `seq` and its like make it; the value is the text."""
+        from stemma.lang.pieces import Piece
+        from stemma.lang.pieces_grammar import compiled_piece
+
+        if isinstance(source, Piece):
+            return Constraint(f"grammar={source!r:.80}", compiled_piece(source), str, piece=source)
+        if not isinstance(source, str):
+            raise InvalidArgument(
+                f"grammar={source!r:.100}: must be a string or a piece, as st.seq(...) makes it"
+            )
         _check_source("grammar", source)
         compiled, warnings = compiled_grammar(source)
         return Constraint(f"grammar={source!r:.80}", compiled, str, None, _warned(warnings))
@@ -150,9 +165,9 @@ class Constraint:
             raise InvalidArgument(f"examples(n={n!r}): must be an integer from 0 to 1,000")
         return walks.examples(self.compiled, n, seed)
 
-    def closing(self, text: str, *, seconds: float = 1.0) -> str | None:
+    def closing(self, text: str, *, steps: int = 500) -> str | None:
         """A short text that makes an allowed one of `text`; "" where it is one, None where none is
-        found in that time.
+        found in so many steps.
 
         Short, but not always the shortest.
         """
@@ -160,7 +175,7 @@ class Constraint:
         data = _bytes(text)
         if data is None or walks.consume(walk, data) < len(data):
             return None
-        found = walks.closing(walk, seconds=seconds)
+        found = walks.closing(walk, steps=steps)
         return None if found is None else found.decode(errors="ignore")
 
     def parse(self, text: str) -> Any:
@@ -177,10 +192,38 @@ class Constraint:
             raise ConstraintError(
                 f"{self.label}: {text!r:.100} does not match: {wrong} {good[-40:]!r}"
             )
+        return self.value_of(text)
+
+    def value_of(self, text: str) -> Any:
+        """The value of a text that is known to be allowed.
+
+        Raises ConstraintError for one that the type does not take though its schema does.
+        """
         try:
             return self.read(text)
         except (ValueError, ArithmeticError) as error:  # pydantic's errors are ValueErrors
             raise ConstraintError(f"{self.label}: {text!r:.100} is not taken: {error}") from error
+
+    @property
+    def captures(self) -> tuple[str, ...]:
+        """The names of its captures; none where it was not built of pieces."""
+        return () if self.piece is None else tuple(name for name, _ in self.piece.captures)
+
+    def captured(self, text: str) -> dict[str, Captured]:
+        """What its captures are in an allowed text, by name.
+
+        Raises ConstraintError for a text that is not allowed.
+        """
+        from stemma.lang.pieces_captures import captured
+
+        self.parse(text)
+        if self.piece is None or not self.piece.captures:
+            return {}
+        if (found := captured(self.piece, text)) is None:
+            raise ConstraintError(
+                f"{self.label}: {text!r:.100} cannot be told apart into its pieces"
+            )
+        return found
 
     def never_contains(self, text: str) -> bool:
         """True where no allowed text can have `text` in it, as a stop string that never comes.
@@ -232,7 +275,7 @@ def _built(name: str, source: Any, whitespace: str) -> Constraint:
         except (TypeError, ValueError, RecursionError):
             key = object()
     try:
-        return _remembered(name, type(source), _Held(key, source), whitespace)
+        return _remembered(name, source.__class__, _Held(key, source), whitespace)
     except TypeError:  # not hashable
         return _new(name, source, whitespace)
 
@@ -304,7 +347,10 @@ def _schema_of_text(text: str) -> Any:
 
 
 def _loads(text: str) -> Any:
-    return json.loads(text)
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested deeper than Python reads JSON") from error
 
 
 def _bytes(text: str) -> bytes | None:

@@ -13,6 +13,7 @@ from stemma.lang.choices import ChoicesMethod, token_length_normalized
 from stemma.lang.constraints import Constraint, constraint_of, warn
 from stemma.lang.errors import InvalidArgument, UnsupportedByBackend
 from stemma.lang.ops import Gen, Select
+from stemma.lang.pieces import Piece
 from stemma.lang.primitives import check_name, check_timeout, select
 from stemma.lang.reasoning import checked_marks
 from stemma.lang.sampling import OnLimit, SamplingParams
@@ -43,7 +44,7 @@ def gen(
     regex: str | None = None,
     json_schema: Any = None,
     *,
-    grammar: str | None = None,
+    grammar: str | Piece | None = None,
     constraint: Constraint | None = None,
     whitespace: str | None = None,
     on_limit: OnLimit | None = None,
@@ -74,7 +75,8 @@ def gen(
         "flexible", "spaced" or "compact".
     dtype: int, float, bool, Literal, Enum, date, ... are written bare, list[int] and the like as
         JSON; the value is of that type. `str` is text of any shape.
-    grammar: a text of the context-free grammar, in llguidance's dialect of Lark or in GBNF.
+    grammar: a text of the context-free grammar, in llguidance's dialect of Lark or in GBNF; or of a
+        piece, as `st.seq(...)` makes it, whose captures are variables, too (see docs/pieces.md).
     constraint: a `Constraint` that was made before.
     on_limit: what `max_tokens` does to an output that is not complete: "cut" it, and reading the
         value raises Truncated; or "close" it in time, in a short way. Without `max_tokens` there
@@ -167,6 +169,7 @@ def gen(
         )
     params, given = _params(settings)
     if shape is not None:
+        check_captures(name, shape)
         _warn_of_idle_stops(params)
     if reasoning is None:
         return Gen(name, params, given, heal, timeout=timeout)
@@ -190,6 +193,15 @@ def _shape(shapes: dict[str, Any], reasoning: str | None) -> Constraint | None:
             "st.gen('answer', ...)"
         )
     return shape
+
+
+def check_captures(name: str | None, shape: Constraint) -> None:
+    """Raise InvalidArgument where a capture has the name that the whole text is to have."""
+    if name in shape.captures:
+        raise InvalidArgument(
+            f"gen({name!r}) with a capture({name!r}): one of them is the whole text and one a part "
+            "of it: give each a name of its own"
+        )
 
 
 @lru_cache(maxsize=256)

@@ -14,6 +14,7 @@ from typing import Literal, NoReturn
 
 from stemma.lang.choices import ChoicesMethod
 from stemma.lang.errors import InvalidArgument, Site
+from stemma.lang.pieces import Piece
 from stemma.lang.reasoning import Marks
 from stemma.lang.sampling import SamplingParams
 
@@ -180,6 +181,11 @@ def operations(value: object) -> tuple[Operation, ...]:
         raise TypeError(
             "a program appends strings and operations, not None: s.user(...) and its like append "
             "by themselves and return nothing; write them without `s +=`, or `s += st.user(...)`"
+        )
+    if isinstance(value, Piece):
+        raise TypeError(
+            f"a program appends strings and operations, not the piece {value!r:.100}: let the "
+            'model write a text of it, by st.gen("x", grammar=piece)'
         )
     raise TypeError(
         f"a program appends strings and operations, not {type(value).__name__}: "

@@ -47,6 +47,7 @@ from stemma.lang.choices import (
 from stemma.lang.constraints import Constraint, ConstraintWarning
 from stemma.lang.errors import StemmaError
 from stemma.lang.gen import gen, gen_int, gen_string
+from stemma.lang.pieces import Piece, capture, one_of, optional, repeat, seq
 from stemma.lang.primitives import (
     assistant,
     assistant_begin,
@@ -102,6 +103,7 @@ __all__ = [
     "OpenAI",
     "Outline",
     "Picture",
+    "Piece",
     "Program",
     "ProgramState",
     "ResponseCache",
@@ -128,6 +130,7 @@ __all__ = [
     "assistant",
     "assistant_begin",
     "assistant_end",
+    "capture",
     "control",
     "errors",
     "flush_cache",
@@ -139,9 +142,13 @@ __all__ = [
     "global_config",
     "greedy_token_selection",
     "image",
+    "one_of",
+    "optional",
+    "repeat",
     "score",
     "select",
     "separate_reasoning",
+    "seq",
     "set_default_backend",
     "system",
     "system_begin",
