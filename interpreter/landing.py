@@ -7,6 +7,7 @@ Pure functions of a flight and its results; the executor writes and resolves wha
 from __future__ import annotations
 
 import math
+from copy import copy
 from typing import Any, NamedTuple
 
 from stemma.backend.base import ChoiceScore, Completion, ScoredChoices, Usage
@@ -15,10 +16,14 @@ from stemma.interpreter.meta import Meta, ScoreMeta, SelectMeta
 from stemma.interpreter.transcript import Kind, Piece
 from stemma.interpreter.variable import Variable
 from stemma.lang.choices import decide
+from stemma.lang.constraints import Constraint
 from stemma.lang.errors import ConstraintError, StemmaError, Truncated
 from stemma.lang.ops import Gen, Score, Select
+from stemma.lang.pieces_captures import Captured
 from stemma.lang.reasoning import Part
 from stemma.lang.sampling import SamplingParams
+
+_Typed = tuple[Any, StemmaError | None]  # a value, or why there is none
 
 
 class Value(NamedTuple):
@@ -60,15 +65,18 @@ def land_generation(flight: Flight, operation: Gen, results: list[Completion]) -
     if flight.marks is None:
         texts = [completion.text for completion in results]
         typed = [typed_value(flight.draws[0], completion) for completion in results]
-        values = [_value(name, flight.variable, typed, texts, metas)]
+        values = [
+            _value(name, flight.variable, typed, texts, metas),
+            *_captures(flight, typed, results, metas),
+        ]
         before, last = [], Part("answer", first.text)
     else:
         parted = [flight.parts(completion.text) for completion in results]
-        aside = None if flight.variable is None else flight.variable.aside
+        asides = () if flight.variable is None else flight.variable.asides
         values = [
             _value(name_, variable, [(text, None) for text in texts], texts, metas)
             for name_, variable, texts in (
-                (operation.reasoning, aside, _texts(parted, "reasoning")),
+                (operation.reasoning, next(iter(asides), None), _texts(parted, "reasoning")),
                 (name, flight.variable, _texts(parted, "answer")),
             )
         ]
@@ -86,7 +94,7 @@ def land_generation(flight: Flight, operation: Gen, results: list[Completion]) -
     return Landing((*(_piece(flight, part) for part in before), end), tuple(values))
 
 
-def typed_value(params: SamplingParams, completion: Completion) -> tuple[Any, StemmaError | None]:
+def typed_value(params: SamplingParams, completion: Completion) -> _Typed:
     """The value of a text in the shape that was asked for, or why it has none."""
     shape, text = params.constraint, completion.text
     if shape is None:
@@ -100,17 +108,66 @@ def typed_value(params: SamplingParams, completion: Completion) -> tuple[Any, St
             raise ConstraintError("it might have gone on")
         return shape.parse(text), None
     except ConstraintError as error:
-        if not cut and not stopped:
-            return None, error
-        by = f"the stop {completion.matched_stop!r}" if stopped else "max_tokens"
-        needed = completion.closing_tokens
-        hint = f"; {needed} more tokens would close it" if needed else ""
-        return None, Truncated(
-            f"{by} ended the text before it was known to be complete ({shape.label}): "
-            f"{text[-80:]!r}{hint}; raise max_tokens, or leave it out",
-            partial=text,
-            needed=needed,
+        return None, _cut_off(shape, completion) if cut or stopped else error
+
+
+def _cut_off(shape: Constraint, completion: Completion) -> Truncated:
+    stop, needed = completion.matched_stop, completion.closing_tokens
+    by = f"the stop {stop!r}" if isinstance(stop, str) else "max_tokens"
+    hint = f"; {needed} more tokens would close it" if needed else ""
+    return Truncated(
+        f"{by} ended the text before it was known to be complete ({shape.label}): "
+        f"{completion.text[-80:]!r}{hint}; raise max_tokens, or leave it out",
+        partial=completion.text,
+        needed=needed,
+    )
+
+
+def _captures(
+    flight: Flight, typed: list[_Typed], results: list[Completion], metas: list[Meta]
+) -> list[Value]:
+    """The values of the captures in the texts of a generation."""
+    params, asides = flight.draws[0], () if flight.variable is None else flight.variable.asides
+    if params.constraint is None or not asides:
+        return []
+    found = [
+        captured_values(params, completion, error)
+        for completion, (_, error) in zip(results, typed, strict=True)
+    ]
+    return [
+        _value(
+            name,
+            variable,
+            [(each[name].value, each[name].error) for each in found],
+            [each[name].text for each in found],
+            metas,
         )
+        for name, variable in zip(params.constraint.captures, asides, strict=True)
+    ]
+
+
+def captured_values(
+    params: SamplingParams, completion: Completion, error: StemmaError | None
+) -> dict[str, Captured]:
+    """The captures in a text, which has no value by `error`. One that is of a type and may have
+    gone on where the text was cut off has none either.
+    """
+    shape = params.constraint
+    assert shape is not None
+    found: dict[str, Captured] = {}
+    if error is None:
+        try:
+            found = shape.captured(completion.text)
+        except ConstraintError as failed:
+            stopped = isinstance(completion.matched_stop, str)
+            error = _cut_off(shape, completion) if stopped else failed
+    if error is not None:
+        return {name: Captured(None, "", copy(error)) for name in shape.captures}
+    if completion.finish_reason == "length" and params.on_limit == "cut":
+        for name, each in found.items():
+            if each.open:
+                found[name] = each._replace(value=None, error=_cut_off(shape, completion))
+    return found
 
 
 def land_choice(
@@ -166,8 +223,8 @@ def _texts(parted: list[list[Part]], kind: str) -> list[str]:
 def _value(
     name: str | None,
     variable: Variable | None,
-    typed: list[tuple[Any, StemmaError | None]],
-    texts: list[str],
+    typed: list[_Typed],
+    texts: list[Any],
     metas: list[Meta],
 ) -> Value:
     """One sample has one value, several have a list; if one is unreadable, all of them are."""

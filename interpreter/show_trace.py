@@ -121,7 +121,13 @@ def _named(what: str, name: str | None) -> list[tuple[str, str]]:
 
 def _settings(operation: Gen) -> str:
     """What the operation says itself."""
-    said = [f"{name}={getattr(operation.params, name)!r}" for name in sorted(operation.given)]
+    shape = operation.params.constraint
+    said = [
+        shape.label
+        if shape is not None and name == "constraint"
+        else f"{name}={getattr(operation.params, name)!r}"
+        for name in sorted(operation.given)
+    ]
     if operation.reasoning is not None:
         said.append(f"reasoning={operation.reasoning!r}")
     if not operation.heal:

@@ -19,6 +19,7 @@ from stemma.interpreter.run import Run
 from stemma.interpreter.tasks import Fork, Task
 from stemma.interpreter.variable import Variable
 from stemma.lang.errors import Cancelled, InvalidArgument, UnsupportedByBackend
+from stemma.lang.gen import check_captures
 from stemma.lang.ops import (
     Expr,
     Gen,
@@ -122,15 +123,16 @@ class ProgramState(Calling):
                 variable.streamed = not isinstance(operation, ScopeEnd)
                 variable.told += variable.streamed
             if isinstance(operation, Gen):
-                samples = self._samples(operation)
+                samples = self._setting(operation, "n")
                 if variable is not None:
                     variable.samples = samples
-                if operation.reasoning is not None:
+                if names := self._asides(operation):
                     variable = variable or Variable()
-                    aside = self._follow(operation.reasoning, Variable(), named)
-                    aside.streamed, aside.samples = True, samples
-                    aside.told += 1
-                    variable.aside = aside
+                    variable.asides = tuple(self._follow(name, Variable(), named) for name in names)
+                    for aside in variable.asides:
+                        aside.streamed = operation.reasoning is not None
+                        aside.samples = samples
+                        aside.told += 1
             if isinstance(operation, Text) and operation.control:
                 check_control(operation.text, self._run.backend.control_tokens)
             tasks.append((operation, variable))
@@ -138,9 +140,22 @@ class ProgramState(Calling):
         self._open_role, self._roles = role, roles
         self._executor.enqueue(*tasks)
 
-    def _samples(self, operation: Gen) -> int:
+    def _asides(self, operation: Gen) -> tuple[str, ...]:
+        """The variables that a generation makes besides its own."""
+        if operation.reasoning is not None:
+            return (operation.reasoning,)
+        shape = self._setting(operation, "constraint")
+        if shape is None:
+            return ()
+        check_captures(operation.name, shape)
+        captures: tuple[str, ...] = shape.captures
+        return captures
+
+    def _setting(self, operation: Gen, name: str) -> Any:
+        """A parameter of a generation: its own, or that of the run."""
         defaults = self._run.sampling
-        return operation.params.n if defaults is None or "n" in operation.given else defaults.n
+        own = defaults is None or name in operation.given
+        return getattr(operation.params if own else defaults, name)
 
     @overload
     def system(self) -> Block: ...

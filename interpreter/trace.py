@@ -61,6 +61,8 @@ class Outline:
                 names[operation.reasoning] = None
             if isinstance(operation, Gen | Select | Score | ScopeEnd) and operation.name:
                 names[operation.name] = None
+            if isinstance(operation, Gen) and operation.params.constraint is not None:
+                names |= dict.fromkeys(operation.params.constraint.captures)
         return list(names)
 
 

@@ -26,6 +26,8 @@ from stemma.backend.base import (
 from stemma.interpreter.executor import Executor
 from stemma.interpreter.tasks import Task, Tokens
 from stemma.interpreter.variable import Variable
+from stemma.lang.constraints import Constraint
+from stemma.lang.errors import ConstraintError
 from stemma.lang.ops import Gen, Operation
 from stemma.lang.reasoning import is_open
 from stemma.lang.sampling import SamplingParams
@@ -52,12 +54,12 @@ class AnyRole:
 
     def end(self, role: str) -> str:
         return ""
+
     def tools(self) -> None:
         return None
 
     def told_tools(self, schemas: object) -> None:
         return None
-
 
 
 class TracingBackend(Backend):
@@ -148,12 +150,22 @@ class TracingExecutor(Executor):
     def _generate(self, branch: Branch, operation: Gen, variable: Variable | None) -> None:
         assert isinstance(branch, TracingBranch)
         branch.reply = placeholder(operation.name or "text")
+        if (shape := operation.params.constraint) is not None:
+            branch.reply = _example(shape) or branch.reply
         if operation.reasoning is not None:
             opened, closed = operation.marks or self.run.backend.reasoning_marks
             begun = is_open(self.transcript.since_message(), (opened, closed))
             thought = ("" if begun else opened) + placeholder(operation.reasoning) + closed
             branch.reply = thought + branch.reply
         super()._generate(branch, operation, variable)
+
+
+def _example(shape: Constraint) -> str:
+    """A text of the shape: a placeholder is none, and the program could not read it."""
+    try:
+        return shape.examples(1)[0]
+    except ConstraintError:
+        return ""
 
 
 _backend: ContextVar[TracingBackend | None] = ContextVar("stemma_tracing_backend", default=None)

@@ -18,7 +18,8 @@ class Variable:
 
     value: what the program reads. raw: its text (or texts). meta: how it came about. error: why it
     never will. unreadable: why there is a text but no value; only who reads the value is told.
-    aside: the variable of the reasoning before this one's text, which fails with it.
+    asides: the variables that its operation makes besides it, which fail with it: of the reasoning
+    before its text, or of captures in it.
     samples: how many texts it is of. streamed: whether its text is told while it is written.
     told: how many values of its name the branch tells of up to this one; a name may be written
     again.
@@ -26,7 +27,7 @@ class Variable:
 
     __slots__ = (
         "_callbacks",
-        "aside",
+        "asides",
         "done",
         "error",
         "meta",
@@ -45,7 +46,7 @@ class Variable:
         self.meta: Any = None
         self.error: BaseException | None = None
         self.unreadable: BaseException | None = None
-        self.aside: Variable | None = None
+        self.asides: tuple[Variable, ...] = ()
         self.samples = 1
         self.streamed = False
         self.told = 0
@@ -72,8 +73,8 @@ class Variable:
 
     def fail(self, error: BaseException) -> None:
         """Resolve with an error, unless it is resolved: a cancelled operation may still come in."""
-        if self.aside is not None:
-            self.aside.fail(error)
+        for aside in self.asides:
+            aside.fail(error)
         if not self.done:
             self.error = error
             self._resolve()
