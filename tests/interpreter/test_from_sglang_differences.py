@@ -11,28 +11,30 @@ from typing import Any
 import pytest
 
 import stemma as sgl
-from stemma.errors import InvalidArgument, UnsupportedByBackend
+from stemma.errors import InvalidArgument
 
 
 def run(body: Callable[[Any], Any], *replies: Any, **how: Any) -> sgl.ProgramState:
     return sgl.function(body).run(backend=sgl.MockBackend(list(replies), **how))
 
 
-@pytest.mark.parametrize("dtype", [int, "int", float, "float", bool, "bool"])
-def test_types_but_str_are_refused_until_constraints_are_built(dtype: Any) -> None:
-    with pytest.raises(UnsupportedByBackend, match="dtype"):
-        sgl.gen("x", dtype=dtype)
+@pytest.mark.parametrize(
+    ("dtype", "reply", "value"),
+    [
+        *((int, "4", 4), ("int", "4", 4), (float, "4.5", 4.5), ("float", "4.5", 4.5)),
+        *((bool, "true", True), ("bool", "false", False)),
+    ],
+)
+def test_a_type_gives_a_value_of_it_and_the_text_beside(dtype: Any, reply: str, value: Any) -> None:
+    state = run(lambda s: s.append("It is " + sgl.gen("x", dtype=dtype)), reply)
+    assert state["x"] == value
+    assert type(state["x"]) is type(value)
+    assert (state.raw("x"), state.text()) == (reply, f"It is {reply}")
 
 
-def test_an_integer_is_refused_until_constraints_are_built() -> None:
-    with pytest.raises(UnsupportedByBackend, match="dtype"):
-        run(lambda s: s.append("2 + 2 = " + sgl.gen_int("sum", max_tokens=4)), "4")
-
-
-@pytest.mark.parametrize("constraint", ["regex", "json_schema"])
-def test_constraints_are_refused_until_they_are_built(constraint: str) -> None:
-    with pytest.raises(UnsupportedByBackend, match=constraint):
-        sgl.gen("x", **{constraint: "{}"})  # type: ignore[arg-type]
+def test_an_integer_is_one() -> None:
+    state = run(lambda s: s.append("2 + 2 = " + sgl.gen_int("sum", max_tokens=4)), "4")
+    assert (state["sum"], state.raw("sum")) == (4, "4")
 
 
 def test_a_string_is_plain_text_without_quotes() -> None:

@@ -141,9 +141,9 @@ def test_a_list_of_stops_stays_as_it_was() -> None:
     assert st.function(lambda s: s.append(operation)).run(backend=backend)["x"] == " a never"
 
 
-def test_a_type_is_refused_and_does_not_come_back_as_a_string() -> None:
-    with pytest.raises(st.errors.UnsupportedByBackend):
-        st.gen("x", dtype=int)
+def test_a_value_of_a_type_does_not_come_back_as_a_string() -> None:
+    program = st.function(lambda s: s.append("1 + 1 = " + st.gen("x", dtype=int)))
+    assert repr(program.run(backend=MockBackend(["2"]))["x"]) == "2"
 
 
 # Branches

@@ -56,7 +56,7 @@ def test_compact_has_none() -> None:
     assert not constraint.matches('{"name": "A","age":1}')
     assert constraint.forced_prefix() == '{"name":"'
     with pytest.raises(
-        InvalidArgument, match="whitespace='none': must be one of flexible, compact"
+        InvalidArgument, match="whitespace='none': must be one of flexible, spaced, compact"
     ):
         Constraint.json_schema(PERSON, whitespace="none")
 

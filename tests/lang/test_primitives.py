@@ -85,22 +85,14 @@ def test_an_impossible_sampling_value_is_refused_where_it_is_written() -> None:
         st.gen("x", temperature=-1)
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"regex": "a+"},
-        {"json_schema": {}},
-        {"grammar": "start: /a/"},
-        {"dtype": int},
-        {"logprob_start_len": 0},
-        {"return_text_in_logprobs": True},
-    ],
-)
+@pytest.mark.parametrize("setting", [{"logprob_start_len": 0}, {"return_text_in_logprobs": True}])
 def test_what_is_not_built_is_refused_where_it_is_written(setting: dict[str, object]) -> None:
     with pytest.raises(UnsupportedByBackend, match=next(iter(setting))):
         st.gen("x", **setting)  # type: ignore[arg-type]
-    with pytest.raises(UnsupportedByBackend, match="dtype"):
-        st.gen_int("x")
+
+
+def test_an_integer_is_a_gen_of_that_type() -> None:
+    assert st.gen_int("x") == st.gen("x", dtype=int) != st.gen("x")
 
 
 def test_a_string_is_what_gen_gives_anyway() -> None:
@@ -233,11 +225,6 @@ def test_what_cannot_be_meant_is_refused_with_the_remedy(
 ) -> None:
     with pytest.raises(InvalidArgument, match=said):
         write()
-
-
-def test_gen_int_speaks_of_itself() -> None:
-    with pytest.raises(UnsupportedByBackend, match=r"^gen_int\('age'\).*int\(s\["):
-        st.gen_int("age")
 
 
 def test_what_a_state_has_appended_is_not_appended_again() -> None:
