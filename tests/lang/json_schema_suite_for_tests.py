@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
+from filelock import FileLock
 
 from stemma.errors import InvalidArgument
 from stemma.lang.constraints import Constraint
@@ -51,13 +52,14 @@ def suite_folder() -> Path:
     cache = Path(given) if given else Path(platformdirs.user_cache_dir("stemma"))
     folder = cache / f"json-schema-test-suite-{RELEASE}"
     tests = folder / f"jsonschema-{RELEASE}" / "json" / "tests"
-    if not tests.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input", "--quiet"]
-        command += ["--no-binary", "jsonschema", "--dest", str(folder), f"jsonschema=={RELEASE}"]
-        subprocess.run(command, check=True)
-        with tarfile.open(folder / f"jsonschema-{RELEASE}.tar.gz") as archive:
-            archive.extractall(folder, filter="data")
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "lock"):  # of several processes one fetches it
+        if not tests.is_dir():
+            command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input"]
+            command += ["--quiet", "--no-binary", "jsonschema", "--dest", str(folder)]
+            subprocess.run([*command, f"jsonschema=={RELEASE}"], check=True)
+            with tarfile.open(folder / f"jsonschema-{RELEASE}.tar.gz") as archive:
+                archive.extractall(folder, filter="data")
     return tests
 
 
