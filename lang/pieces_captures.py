@@ -194,13 +194,20 @@ def _collected(found: _Found, data: bytes) -> dict[str, list[Captured]]:
         by_name[found.piece.name] = [_read(found.piece.part, found, data)]
     for inner in found.inside:
         within = _collected(inner, data)
-        if isinstance(found.piece, Repeat):  # a turn in which a capture took no part
-            for name, is_list in found.piece.part.captures:
-                if not is_list:
-                    within.setdefault(name, [_NO_PART])
+        if isinstance(found.piece, Repeat):
+            _complete(within, found.piece.part)
         for name, values in within.items():
             by_name.setdefault(name, []).extend(values)
+    if isinstance(found.piece, Seq) and by_name:
+        _complete(by_name, found.piece)
     return by_name
+
+
+def _complete(by_name: dict[str, list[Captured]], piece: Piece) -> None:
+    """Name the captures that took no part where the piece did, so that lists fit each other."""
+    for name, is_list in piece.captures:
+        if not is_list:
+            by_name.setdefault(name, [_NO_PART])
 
 
 def _read(part: Piece, found: _Found, data: bytes) -> Captured:

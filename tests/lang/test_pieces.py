@@ -235,6 +235,14 @@ def test_a_turn_in_which_a_capture_takes_no_part_is_none_in_the_list() -> None:
     assert values(piece, "") == {"key": [], "value": []}
 
 
+def test_lists_of_one_sequence_fit_each_other() -> None:
+    item = st.seq(st.capture("item", WORD), st.optional(st.seq(" x", st.capture("times", INT))))
+    piece = st.seq("[", st.optional(st.seq(item, st.repeat(st.seq(", ", item)))), "]")
+    assert values(piece, "[a, b x2, c]") == {"item": ["a", "b", "c"], "times": [None, 2, None]}
+    assert values(piece, "[a x1, b]") == {"item": ["a", "b"], "times": [1, None]}
+    assert values(piece, "[]") == {"item": [], "times": []}
+
+
 def test_lists_of_repeats_within_repeats_are_flat() -> None:
     row = st.seq(st.capture("head", WORD), st.repeat(st.seq(" ", st.capture("cell", INT))), "\n")
     assert values(st.repeat(row), "a 1 2\nb\nc 3\n") == {"head": ["a", "b", "c"], "cell": [1, 2, 3]}
