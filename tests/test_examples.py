@@ -57,6 +57,7 @@ SCRIPTS = [
     "chat",
     "batch_csv",
     "skeleton_of_thought",
+    "order_form",
     "judge",
     "react_agent",
     "tree_of_thought",
@@ -459,6 +460,33 @@ def test_each_turn_of_the_chat_computes_little_more_than_its_question(
     assert list(cached) == sorted(cached)
     assert max(computed[1:]) < 30 < computed[0]
     assert "1871" in output
+
+
+def test_the_fields_of_a_form_are_variables() -> None:
+    example = load("order_form")
+    forms = ["Name: Ada\nItems: 2 cups, 1 tray\nPayment: cash\n", "Name: Bob\nItems: 10 pens\n"]
+    backend = st.MockBackend(forms)
+    first, second = (example.read_order.run("Hi.", backend=backend) for _ in forms)
+    assert first.value == [(2, "cups"), (1, "tray")]
+    assert (first["name"], first["payment"]) == ("Ada", "cash")
+    assert second.value == [(10, "pens")]
+    assert (second["name"], second["payment"]) == ("Bob", None)
+    for form in re.findall(r"Name: .*\n(?:.+\n)*", example.EXAMPLES):
+        assert st.Constraint.grammar(example.FORM).matches(form)
+
+
+@pytest.mark.slow
+def test_the_model_fills_in_the_forms(
+    default_model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = load("order_form")
+    example.main(str(default_model_folder))
+    output = capsys.readouterr().out
+    told = re.findall(r"^  ([A-Z][a-z]+): (.*); pays by (card|cash|\?)$", output, re.MULTILINE)
+    assert [name for name, _, _ in told] == ["Maria", "Ben", "Alice"]
+    assert [len(ordered.split(", ")) for _, ordered, _ in told] == [1, 3, 1]
+    written, forced = tokens_told(output, r"(\d+) written, (\d+) of them not drawn")
+    assert written / 5 < forced < written
 
 
 @pytest.mark.slow
