@@ -174,7 +174,8 @@ class _Call:
         before = form.before
         if self.inside and form.behind != before:
             yield state._executor.until_idle()
-            if state._executor.transcript.messages()[-1]["content"]:
+            messages = state._executor.transcript.messages()
+            if messages and messages[-1]["content"]:  # none where the branch has failed before
                 before = form.behind
         drawn, closing = _cut_before_control(state, form.after)
         shape = tools_constraint(self.tools.values(), replace(form, after=drawn))

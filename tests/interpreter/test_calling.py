@@ -219,6 +219,15 @@ def test_a_failed_operation_before_the_call_is_raised_there() -> None:
     with pytest.raises(ConnectionError):
         program.run(backend=st.MockBackend([ConnectionError("lost")]))
 
+    @st.function
+    def talk(s: st.ProgramState) -> None:
+        s += st.gen("x")
+        with s.assistant():
+            s.call([price])
+
+    with pytest.raises(ConnectionError):
+        talk.run(backend=st.MockBackend([ConnectionError("lost")], chat=chat_of(HERMES)))
+
 
 async def fetch(page: int) -> str:
     """Fetch a page."""
