@@ -43,7 +43,7 @@ from tests.backend.stubbed_for_tests import (
 )
 from tests.backend.watched_cache_for_tests import Place, WatchedCache
 
-EXAMPLES = int(os.environ.get("STEMMA_EXAMPLES", "80"))
+EXAMPLES = int(os.environ.get("STEMMA_EXAMPLES", "50"))
 RULES = 30
 NAMESPACES = [Namespace(), Namespace(salt="ab", extra_key="c"), Namespace(salt="a", extra_key="bc")]
 STEMS = [bytes((7 * i * i + 3 * i + 5 * stem) % 20 + 1 for i in range(40)) for stem in range(2)]

@@ -1,10 +1,11 @@
 """What a request gives is the same alone, without cache, as in any schedule with others, on a cold
-cache as on a warm one.
+cache as on a warm one. `STEMMA_EXAMPLES` says how many random schedules are tried.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +22,8 @@ from stemma.backend.local.waiting_order import WAITING_ORDERS
 from stemma.lang.errors import Cancelled, StemmaError
 from stemma.lang.sampling import SamplingParams
 from tests.backend.stepped_for_tests import Stepped
+
+EXAMPLES = int(os.environ.get("STEMMA_EXAMPLES", "100"))
 
 # Prompts are beginnings of these, with a tail: most share something, some are equal.
 STEMS = [[(7 * i * i + 3 * i + 11 * stem) % 480 + 3 for i in range(70)] for stem in range(2)]
@@ -226,7 +229,9 @@ def check(
 
 
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(schedule=schedules, setting=any_setting)
 def test_any_schedule_gives_what_each_request_gives_alone(
