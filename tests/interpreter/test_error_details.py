@@ -143,7 +143,7 @@ def test_an_error_that_hits_very_many_branches_is_still_one_that_can_be_read() -
 
     backend = MockBackend(lambda text, params: "w " * 100, delay=60, pieces=6000)
     with pytest.raises(st.errors.Timeout) as caught:
-        program.run(backend=backend, timeout=0.5)
+        program.run(backend=backend, timeout=2)
     assert len(caught.value.__notes__) == MOST_NOTES
 
 
