@@ -215,6 +215,9 @@ class Point:
 
 
 class Pydantic:
+    def __repr__(self) -> str:
+        return "Pydantic()"
+
     def model_dump(self, mode: str) -> Mapping[str, Any]:
         return {"mode": mode}
 
