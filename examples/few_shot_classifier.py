@@ -17,6 +17,8 @@ import stemma as st
 SECTIONS = ["business", "music", "science", "sports"]
 
 EXAMPLES = {
+    "Rock group fills the stadium with its songs": "music",
+    "Striker scores three goals against Leeds": "sports",
     "The Wolves win the cup after extra time": "sports",
     "Central bank lowers interest rates": "business",
     "Telescope finds water on a distant planet": "science",
@@ -25,6 +27,10 @@ EXAMPLES = {
     "Sprinter breaks the national record": "sports",
     "Old violin found in an attic is a Stradivarius": "music",
     "New vaccine protects against malaria": "science",
+    "Pianist gives a concert in the old town": "music",
+    "Swimmer wins gold in the relay": "sports",
+    "Scientists measure the age of a star": "science",
+    "Bank cuts two thousand jobs": "business",
 }
 
 TESTS = {

@@ -396,7 +396,7 @@ def test_an_example_computes_a_fraction_of_its_prompts(
 
 def check_few_shot_classifier(example: ModuleType, output: str) -> None:
     (right,) = tokens_told(output, rf"accuracy: (\d+) of {len(example.TESTS)}")
-    assert right >= 8  # by chance: 3
+    assert right >= 10  # by chance: 3
     assert all(headline in output for headline in example.TESTS)
 
 
