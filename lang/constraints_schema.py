@@ -172,6 +172,7 @@ class _Preparation:
                 out["anyOf"] = options
         self._check_width(out, f"{place}/properties")
         self._strings(out, place)
+        _move_open_bound(out)
         if "$schema" in out and not str(out["$schema"]).rstrip("#").endswith(_DRAFTS):
             known = ", ".join(draft.removeprefix("json-schema.org/") for draft in _DRAFTS)
             self.refuse(
@@ -242,6 +243,28 @@ class _Preparation:
         self.warnings.append(
             f"at {here}: nobody knows the keyword {key!r}, it has no effect{meant}"
         )
+
+
+def _move_open_bound(out: dict[str, Any]) -> None:
+    """Where the bound of a number next to zero is an integer and open, and the other one is less
+    than one away: a bound a hair inside. llguidance lets the integer itself in there.
+    """
+    ends = ("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")
+    low, high = (out.get(open_, out.get(closed)) for open_, closed in ends)
+    if not isinstance(low, int | float) or not isinstance(high, int | float):
+        return
+    if not 0 < high - low < 1 or low < 0 < high:
+        return
+    (open_, closed), bound, inside = (
+        (ends[0], low, 1) if abs(low) < abs(high) else (ends[1], high, -1)
+    )
+    if open_ in out and bound == int(bound):
+        del out[open_]
+        moved = bound + inside * max(abs(bound) * _HAIR, _LEAST)
+        out[closed] = (max if inside > 0 else min)(moved, out.get(closed, moved))
+
+
+_HAIR, _LEAST = 2.0**-48, 1e-60
 
 
 def _escaped(name: object) -> str:
