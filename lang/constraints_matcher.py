@@ -14,6 +14,7 @@ import time
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from stemma.lang.constraints_stack import on_deep_stack
 from stemma.lang.errors import ConstraintError
 
 if TYPE_CHECKING:
@@ -60,7 +61,10 @@ def matcher(compiled: str) -> LLMatcher:
     """A matcher at the beginning of a text. Never raises; see `is_error`."""
     from llguidance import LLMatcher
 
-    return LLMatcher(byte_tokenizer(), compiled, log_level=0, limits=parser_limits())
+    tokenizer, limits = byte_tokenizer(), parser_limits()
+    return on_deep_stack(
+        compiled, lambda: LLMatcher(tokenizer, compiled, log_level=0, limits=limits)
+    )
 
 
 def behind(literal: bytes, compiled: str) -> str:
@@ -83,7 +87,9 @@ def refusal(compiled: str) -> str:
     """What llguidance has against a grammar, in its words; empty where it takes it."""
     from llguidance import LLMatcher
 
-    is_error, messages = LLMatcher.validate_grammar_with_warnings(compiled, byte_tokenizer())
+    is_error, messages = on_deep_stack(
+        compiled, lambda: LLMatcher.validate_grammar_with_warnings(compiled, byte_tokenizer())
+    )
     return messages[0] if is_error else ""
 
 

@@ -7,13 +7,14 @@ tokenised are those of `tokenizer.py`.
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,23 +22,25 @@ import numpy.typing as npt
 from stemma.backend.local.tokenizer import Piece, Tokenizer
 from stemma.lang.constraints import Constraint
 from stemma.lang.constraints_matcher import behind, closing, matcher, parser_limits
+from stemma.lang.constraints_stack import on_deep_stack
 from stemma.lang.errors import ConstraintError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 COMPILED = 256
-"""Compiled grammars that are kept, the ones used last."""
-MASK_SECONDS = 0.25
-"""Most processor time for one mask: meanwhile all other requests wait."""
+"""Compiled grammars that are kept, the ones used last; and as many ways to close one."""
 MASK_BUDGET = 2.0
 """Most processor time for all masks of a request, besides `MASK_BUDGET_PER_TOKEN` for each token of
-it."""
+it: meanwhile all other requests wait. Of one mask llguidance limits the work; its time may be that
+of a garbage collection."""
 MASK_BUDGET_PER_TOKEN = 0.005
 
-CLOSING_SECONDS = 0.05
-"""What the engine looks for how a text that was cut off could have ended."""
+CLOSING_STEPS = 32
+"""How far is looked for how a text that was cut off could have ended: for milliseconds."""
 
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 Bits = npt.NDArray[np.uint8]
 Spell = Callable[[bytes], list[int]]
 """The tokens of some bytes, which may begin or end within a character."""
@@ -66,7 +69,8 @@ class _Vocabulary:
         return self._longest(data)
 
     def _longest(self, data: bytes) -> list[int]:
-        ids, at = [], 0
+        ids: list[int] = []
+        at = 0
         while at < len(data):
             length = min(len(data) - at, self._most_bytes)
             while length > 1 and data[at : at + length] not in self._ids:
@@ -85,6 +89,25 @@ class _Vocabulary:
         return max(map(len, self._ids))
 
 
+class _Kept(Generic[K, V]):
+    """Values that are made once, of which those that were used last are kept. For any thread."""
+
+    def __init__(self) -> None:
+        self._values: OrderedDict[K, V] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: K, make: Callable[[], V]) -> V:
+        with self._lock:
+            value = self._values.pop(key, None)
+        if value is None:
+            value = make()
+        with self._lock:
+            self._values[key] = value  # behind those that were used before
+            if len(self._values) > COMPILED:
+                self._values.popitem(last=False)
+        return value
+
+
 class Constrainer:
     """Makes the guides of one model's requests.
 
@@ -96,8 +119,8 @@ class Constrainer:
         self._text = text
         self._size = vocab_size
         self._jump_forward = jump_forward
-        self._compiled: OrderedDict[tuple[str, bytes], LLMatcher] = OrderedDict()
-        self._lock = threading.Lock()
+        self._compiled: _Kept[tuple[str, bytes], LLMatcher] = _Kept()
+        self._closings: _Kept[str, Closing] = _Kept()
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
@@ -117,28 +140,28 @@ class Constrainer:
             self._beginning(constraint, literal),
             self._text,
             self._size,
-            Closing(constraint, self._tokenizer.tokenize_bytes) if close else None,
+            self._closing(constraint) if close else None,
             jump_forward=self._jump_forward,
         )
 
     def _beginning(self, constraint: Constraint, literal: bytes) -> LLMatcher:
-        """A matcher that nobody else has. From any thread."""
+        """A matcher that nobody else has."""
         key = (constraint.compiled, literal)
-        with self._lock:
-            beginning = self._compiled.pop(key, None)
-        if beginning is None:
-            beginning = self._compile(constraint, literal)
-        with self._lock:
-            self._compiled[key] = beginning  # behind those that were used before
-            if len(self._compiled) > COMPILED:
-                self._compiled.popitem(last=False)
-        return beginning.deep_copy()
+        made = self._compiled.get(key, lambda: self._compile(constraint, literal))
+        return made.deep_copy()
+
+    def _closing(self, constraint: Constraint) -> Closing:
+        spell = self._tokenizer.tokenize_bytes
+        return self._closings.get(constraint.compiled, lambda: Closing(constraint, spell)).copy()
 
     def _compile(self, constraint: Constraint, literal: bytes) -> LLMatcher:
         from llguidance import LLMatcher
 
         grammar = behind(literal, constraint.compiled) if literal else constraint.compiled
-        made = LLMatcher(self._tokenizer, grammar, log_level=0, limits=parser_limits())
+        tokenizer, limits = self._tokenizer, parser_limits()
+        made = on_deep_stack(
+            grammar, lambda: LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+        )
         if made.is_error():
             raise ConstraintError(f"{constraint.label}: {_reason(made)}")
         return made
@@ -221,9 +244,9 @@ class Guide:
         return self._due
 
     def closing_tokens(self, output: str) -> int | None:
-        """How many tokens would complete an output, in a short way that is found at once."""
+        """How many tokens would complete an output, where a short way is found at once."""
         try:
-            found = self.constraint.closing(output, seconds=CLOSING_SECONDS)
+            found = self.constraint.closing(output, steps=CLOSING_STEPS)
         except ConstraintError:
             return None
         return None if found is None else len(self._text.encode([Piece(found)], first=False))
@@ -244,7 +267,7 @@ class Guide:
         self._check()
         self._time.spent += spent
         budget = MASK_BUDGET + MASK_BUDGET_PER_TOKEN * self._tokens
-        if spent > MASK_SECONDS or self._time.spent > budget:
+        if self._time.spent > budget:
             raise ConstraintError(
                 f"{self.constraint.label}: too ambiguous: what may come after "
                 f"{self._tokens} tokens took {self._time.spent:.1f} s to find out; prefer `item+` "
@@ -266,40 +289,56 @@ class Closing:
     def __init__(self, constraint: Constraint, spell: Spell) -> None:
         self._spell = spell
         self._walk = matcher(constraint.compiled)
-        way = self._way(self._walk)
-        if way is None:
+        end = closing(self._walk)
+        if end is None:
             raise ConstraintError(
                 f"{constraint.label}: on_limit='close' needs to know how a text ends early, and no "
                 "short one was found: leave it out"
             )
-        self.way = way
+        self._end = end
+        self.way = spell(end)
+
+    def copy(self) -> Closing:
+        other = copy.copy(self)
+        other._walk = self._walk.deep_copy()
+        return other
 
     def take(self, data: bytes, room: int) -> bool:
         """Follow some output, if a way to the end behind it fits `room` tokens."""
-        walk, way = self._behind(data)
-        if way is None or len(way) > room:
+        walk = self._walk.deep_copy()
+        if not walk.consume_tokens(list(data)):
             return False
-        self._walk, self.way = walk, way
-        return True
+        for end in self._ends(walk, data):
+            way = self.way if end == self._end else self._spell(end)
+            if len(way) <= room:
+                self._walk, self._end, self.way = walk, end, way
+                return True
+        return False
 
     def fits(self, data: bytes, room: int) -> bool:
         """Whether `take` would follow."""
-        way = self._behind(data)[1]
-        return way is not None and len(way) <= room
+        return self.copy().take(data, room)
 
-    def _behind(self, data: bytes) -> tuple[LLMatcher, list[int] | None]:
-        walk = self._walk.deep_copy()
-        return walk, self._way(walk) if walk.consume_tokens(list(data)) else None
-
-    def _way(self, walk: LLMatcher) -> list[int] | None:
-        found = closing(walk)
-        return None if found is None else self._spell(found)
+    def _ends(self, walk: LLMatcher, data: bytes) -> Iterator[bytes]:
+        """Ways on from behind some output: those that were known before it, and the one that is
+        found when these are too long.
+        """
+        known = [self._end]
+        if self._end.startswith(data):
+            known.insert(0, self._end[len(data) :])
+        for end in known:
+            on = walk.deep_copy()
+            if on.consume_tokens(list(end)) and on.is_accepting():
+                yield end
+        if (found := closing(walk, steps=CLOSING_STEPS)) is not None:
+            yield found
 
 
 def allowed_among(mask: Bits, ids: Sequence[int] | npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     """Those of the ids that a mask allows."""
     some = np.asarray(ids, dtype=np.int32)
-    return some[(mask[some >> 3] >> (some & 7) & 1).astype(np.bool_)]
+    may_come = (mask[some >> 3] >> (some & 7) & 1).astype(np.bool_)
+    return np.compress(may_come, some)
 
 
 def _reason(walk: LLMatcher) -> str:
