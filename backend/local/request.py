@@ -253,10 +253,10 @@ class Request:
 
     @property
     def draw_counter(self) -> int:
-        """Index of the next draw: its position counted from the last prompt token. The healing draw
-        has 0.
+        """Index of the next draw: its position counted from the last token of the prompt as it was
+        given. The healing draw has 0.
         """
-        return len(self.tokens) - self.drafted - self.prompt_length + 1
+        return len(self.output_ids) + (0 if self.healed else 1)
 
     def take_draft(self, draft: IntArray) -> None:
         """Let a draft stand behind the known tokens, for one step."""

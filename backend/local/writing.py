@@ -43,7 +43,7 @@ def begin(request: Request, constrainer: Constrainer, text: Tokenizer) -> None:
         if not forced:
             return
         request.heal = None
-        if forced[0] == literal:
+        if forced[0] == literal or not may_redo(request, literal, forced[0]):
             guide.take(literal)
         else:
             request.tokens.truncate(last)
@@ -54,6 +54,17 @@ def begin(request: Request, constrainer: Constrainer, text: Tokenizer) -> None:
     request.publish_end = request.known_end  # samples of one prompt share these tokens, too
     if end is not None:
         stop_sampling(request, end)
+
+
+def may_redo(request: Request, literal: int, token: int) -> bool:
+    """Whether a token may stand in place of the prompt's last one (healing): not where the output
+    could then no longer end within its tokens, if that is asked.
+    """
+    guide, output = request.guide, request.text_out
+    if guide is None or guide.closing is None:
+        return True
+    added = output.new_bytes(token)[len(output.new_bytes(literal)) :]
+    return guide.closing.fits(added, request.remaining_output - 1)
 
 
 def _whole(data: bytes) -> bytes:
@@ -76,7 +87,8 @@ def write(request: Request, sampled: Sampled) -> FinishReason | None:
         if _append(request, token, sampled):
             return "stop"
         return "length" if request.remaining_output <= 0 else None
-    if not request.text_out.is_stop(token):
+    output = request.text_out
+    if output.num_tokens < request.params.min_tokens or not output.is_stop(token):
         may_end = guide.may_end
         if not guide.take(token):
             if not may_end:
@@ -108,15 +120,16 @@ def _force(request: Request) -> FinishReason | None:
     """Append what has to come."""
     guide = request.guide
     assert guide is not None
-    for token in guide.forced():
-        if request.remaining_output <= 0:
-            return "length"
-        if not _can_be_closed(request, token):
-            return _close(request)
-        if not guide.take(token):
-            raise EngineInvariantError(f"token {token} was forced, which is not allowed")
-        if _append_forced(request, token):
-            return "stop"
+    while forced := guide.forced():
+        for token in forced:
+            if request.remaining_output <= 0:
+                return "length"
+            if not _can_be_closed(request, token):
+                return _close(request)
+            if not guide.take(token):
+                raise EngineInvariantError(f"token {token} was forced, which is not allowed")
+            if _append_forced(request, token):
+                return "stop"
     if guide.ended:
         return "stop"
     if request.remaining_output <= 0 and (guide.closing is not None or not guide.may_end):
@@ -140,8 +153,9 @@ def _close(request: Request) -> FinishReason:
 def _can_be_closed(request: Request, token: int) -> bool:
     """Whether the output can still end within its tokens after this one, where that is asked."""
     closing = request.guide.closing if request.guide is not None else None
-    data = request.text_out.new_bytes(token)
-    return closing is None or closing.take(data, request.remaining_output - 1)
+    if closing is None:
+        return True
+    return closing.take(request.text_out.new_bytes(token), request.remaining_output - 1)
 
 
 def _append_forced(request: Request, token: int) -> bool:
