@@ -3,7 +3,9 @@
 Used by `Constraint.captured`. llguidance's own captures are not exact where a text can be read in
 several ways: it tells all of them, in no order. So the pieces are matched here, with llguidance for
 each part alone. Read from left to right, each piece takes as much as it can with the rest still
-matching, and of alternatives the longest is taken.
+matching, and of alternatives the longest is taken. Where JSON or grammars meet, llguidance lets the
+white space that one of them allows inside stand around it, too; a text that can only be read with
+that is read with that.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from stemma.lang.pieces import Capture, Literal, OneOf, Optional, Piece, Repeat,
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+    from stemma.lang.constraints import Constraint
 
 
 class Captured(NamedTuple):
@@ -42,8 +46,7 @@ def captured(piece: Piece, text: str) -> dict[str, Captured] | None:
     Raises ConstraintError where that takes too long to find out.
     """
     data = text.encode()
-    search = _Search(data)
-    found = next((each for each in search.ends(piece, 0) if each.end == len(data)), None)
+    found = _read_whole(piece, data, loose=False) or _read_whole(piece, data, loose=True)
     if found is None:
         return None
     by_name = _collected(found, data)
@@ -60,6 +63,11 @@ class _Found(NamedTuple):
     start: int
     end: int
     inside: tuple[_Found, ...] = ()
+
+
+def _read_whole(piece: Piece, data: bytes, *, loose: bool) -> _Found | None:
+    search = _Search(data, loose=loose)
+    return next((each for each in search.ends(piece, 0) if each.end == len(data)), None)
 
 
 class _Ends:
@@ -87,10 +95,11 @@ class _Ends:
 
 
 class _Search:
-    """The pieces of one text."""
+    """The pieces of one text. loose: white space may stand around JSON and grammars."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, *, loose: bool) -> None:
         self._data = data
+        self._loose = loose
         self._deadline = time.monotonic() + MOST_SECONDS
         self._ends: dict[tuple[int, int], _Ends] = {}
         self._beginnings: dict[str, LLMatcher] = {}
@@ -113,8 +122,7 @@ class _Search:
                 if self._data.startswith(written, start):
                     yield _Found(piece, start, start + len(written))
             case Shape(constraint=constraint):
-                walk = self._beginning(constraint.compiled).deep_copy()
-                for end in ends(walk, self._data, start):
+                for end in self._shape_ends(constraint, start):
                     yield _Found(piece, start, end)
             case Seq(parts=parts):
                 yield from self._row(piece, start, parts)
@@ -131,6 +139,19 @@ class _Search:
                     yield _Found(piece, start, each.end, (each,))
             case Repeat():
                 yield from self._turns(piece, start)
+
+    def _shape_ends(self, constraint: Constraint, start: int) -> list[int]:
+        beginning = self._beginning(constraint.compiled)
+        found = ends(beginning.deep_copy(), self._data, start)
+        if not self._loose or constraint.pattern is not None:
+            return found
+        if (inside := self._behind_space(start)) > start:
+            found += ends(beginning.deep_copy(), self._data, inside)
+        return sorted({*found, *map(self._behind_space, found)}, reverse=True)
+
+    def _behind_space(self, at: int) -> int:
+        rest = self._data[at:]
+        return at + len(rest) - len(rest.lstrip(b" \t\r\n"))
 
     def _row(self, piece: Piece, start: int, parts: tuple[Piece, ...]) -> Iterator[_Found]:
         """By a loop with what is still to be tried for each part; no place is tried twice."""

@@ -4,7 +4,7 @@ Used by `Constraint.grammar`. What is regular (texts, regular expressions, types
 bare, and all that combines only them) becomes one terminal, which llguidance matches exactly. JSON
 and grammars are grammars of their own, named by reference. Between two such parts llguidance's
 lexer lets the first take all that it can, whether the second then fits or not; a whole for which
-that leaves out texts is refused.
+that leaves out texts is refused, as far as a few texts can tell.
 """
 
 from __future__ import annotations
@@ -150,9 +150,9 @@ def _check_seams(piece: Piece, compiled: str) -> None:
         good = data[:taken].decode(errors="ignore")
         raise InvalidArgument(
             f"grammar={piece!r:.200}: its parts run into each other: {text!r:.200} is made of "
-            f"them and is not allowed, for in {good[-40:]!r} a part has taken what belongs to the "
-            "next one; put a text between them that the first cannot contain, as a line break or "
-            "a quotation mark"
+            f"them and is not allowed, for in {good[-40:]!r} a part has taken what belongs to "
+            "another one; put a text between them that the first cannot contain, as a line break "
+            "or a quotation mark, and let alternatives begin with different texts"
         )
 
 

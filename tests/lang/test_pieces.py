@@ -300,6 +300,20 @@ def test_a_value_that_its_type_does_not_take_is_an_error_of_that_capture() -> No
     assert found["small"].error is None
 
 
+@pytest.mark.parametrize(
+    ("piece", "text"),
+    [
+        (st.one_of(POINT, st.seq(POINT, "|", st.capture("p", POINT))), 'me: \n{"x":1}|{"x":2}.'),
+        (st.seq(POINT, st.capture("p", POINT)), 'me: {"x":1}\n{"x":2}.'),
+        (st.seq(st.repeat(st.capture("p", POINT))), 'me: {"x":2}\n.'),
+    ],
+    ids=["alternatives", "neighbours", "turns"],
+)
+def test_white_space_where_json_meets_json_is_read(piece: st.Piece, text: str) -> None:
+    found = values(st.seq("me: ", piece, "."), text)
+    assert found in ({"p": {"x": 2}}, {"p": [{"x": 2}]})
+
+
 def test_places_are_found_in_texts_of_any_letters() -> None:
     word = st.Constraint.regex(r"\w+")
     piece = st.seq("é", st.capture("x", word), "→", st.capture("y", word))
@@ -478,6 +492,7 @@ def test_a_name_twice_outside_of_a_repeat_is_refused(piece: st.Piece) -> None:
         st.seq(st.Constraint.grammar("start: W\nW: /.+/\n"), "end"),
         st.seq(st.Constraint.json_schema({"type": "integer"}), st.Constraint.regex("[0-9]")),
         st.repeat(st.one_of(POINT, st.Constraint.regex("[^;]+")), 2, 2),
+        st.seq(st.one_of(INT, st.seq(st.Constraint.regex("[0-9a-z]+"), "|", POINT)), "|"),
     ],
     ids=repr,
 )
