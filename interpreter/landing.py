@@ -99,21 +99,22 @@ def typed_value(params: SamplingParams, completion: Completion) -> _Typed:
     shape, text = params.constraint, completion.text
     if shape is None:
         return text, None
-    cut = completion.finish_reason == "length"
-    stopped = isinstance(completion.matched_stop, str)
+    cut, stop = completion.finish_reason == "length", completion.matched_stop
+    stopped = isinstance(stop, str) or stop in params.stop_token_ids
     if stopped and shape.read is str:  # the stop stands in place of what would have followed
         return text, None
+    might_go_on = cut and params.on_limit == "cut" and shape.read is not str
     try:
-        if cut and params.on_limit == "cut" and shape.read is not str:
-            raise ConstraintError("it might have gone on")
+        if might_go_on or ((cut or stopped) and not shape.matches(text)):
+            return None, _cut_off(shape, completion)
         return shape.parse(text), None
     except ConstraintError as error:
-        return None, _cut_off(shape, completion) if cut or stopped else error
+        return None, error
 
 
 def _cut_off(shape: Constraint, completion: Completion) -> Truncated:
     stop, needed = completion.matched_stop, completion.closing_tokens
-    by = f"the stop {stop!r}" if isinstance(stop, str) else "max_tokens"
+    by = "max_tokens" if stop is None else f"the stop {stop!r}"
     hint = f"; {needed} more tokens would close it" if needed else ""
     return Truncated(
         f"{by} ended the text before it was known to be complete ({shape.label}): "

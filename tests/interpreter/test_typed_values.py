@@ -214,6 +214,41 @@ def test_a_value_that_a_validator_refuses_fails_the_read_only() -> None:
     assert text in state.text()
 
 
+@pytest.mark.parametrize(
+    ("reply", "end"),
+    [
+        ('{"title": "M is a long film", "year": 1931}', {"max_tokens": 6, "on_limit": "close"}),
+        ('{"title": "M", "year": 1066}\n', {"stop": "\n"}),
+    ],
+    ids=["limit", "stop"],
+)
+def test_what_a_validator_refuses_was_not_cut(reply: str, end: dict[str, Any]) -> None:
+    state = films.run(backend=st.MockBackend([reply, "7"]), **end)
+    with pytest.raises(ConstraintError, match="there were no films then"):
+        state["film"]
+
+
+def test_a_stop_token_that_ends_a_value_too_early_has_cut_it(model: st.LocalBackend) -> None:
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        s += "List: " + st.gen("list", dtype=list[int], stop_token_ids=digits, temperature=0)
+
+    digits = [model.encode(digit)[0] for digit in "0123456789"]
+    state = program.run(backend=model)
+    with pytest.raises(Truncated, match=r"the stop \d+ ended the text"):
+        state["list"]
+
+
+def test_json_that_is_nested_too_deep_for_python_is_an_error_at_the_read() -> None:
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        s += st.gen("list", json_schema={"type": "array", "items": {"$ref": "#"}})
+
+    state = program.run(backend=st.MockBackend(["[" * 200_000 + "]" * 200_000]))
+    with pytest.raises(ConstraintError, match=r"deeper than Python|too complex|too ambiguous"):
+        state["list"]
+
+
 def test_one_sample_of_several_that_was_cut() -> None:
     @st.function
     def program(s: st.ProgramState) -> None:
