@@ -281,3 +281,24 @@ def test_prompt_logprobs_go_on_into_what_is_forced(both: Backends) -> None:
     ):
         assert a.logprob == pytest.approx(b.logprob, abs=1e-9)
         assert [i for i, _ in a.top] == [i for i, _ in b.top]
+
+
+def test_a_tokenizer_with_a_normal_form_writes_what_the_shape_says(tiny_model: TinyModel) -> None:
+    """Its own tokens for a letter and an accent would be those of one letter."""
+    folder = tiny_model(seed=34, vocab_size=640, max_position_embeddings=512)
+    byte_level_tokenizer(folder, normalizer={"type": "NFC"})
+    shapes = [Constraint.regex("cafe\u0301 = [0-9]"), Constraint.regex("(?:e\u0301|o\u0308){3}!")]
+    found = []
+    for jump in (True, False):
+        with LocalBackend(folder, dtype="float64", kv_tokens=2048, jump_forward=jump) as backend:
+            asked = [
+                Asked(prompt, SamplingParams(constraint=each, seed=1, max_tokens=30, on_limit=on))
+                for each in shapes
+                for prompt in ("It:", "It: ", "It: caf")
+                for on in ("cut", "close")
+            ]
+            found.append([told.plain for told in answers(backend, *asked)])
+            for each, told in zip(asked, found[-1], strict=True):
+                assert each.params.constraint is not None
+                assert each.params.constraint.matches(str(told[0]))
+    assert found[0] == found[1]
