@@ -10,6 +10,8 @@ TORCH  ?= --constraint constraints.txt torch
 
 BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check
+# Two processes, each with one thread: what a test computes is too small for several.
+PYTEST  := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal
 # Laid again by every target once `make dev` was used: its links know only the files they were made for.
 LINKS   := $(wildcard $(VENV)/links.stamp)
 
@@ -22,10 +24,10 @@ demo: $(VENV)/run.stamp $(LINKS)  ## run the example program on the default mode
 	$(BIN)/stemma demo
 
 test: $(VENV)/dev.stamp $(LINKS)  ## all tests; those for a GPU skip themselves where there is none
-	$(BIN)/pytest
+	$(PYTEST)
 
 test-fast: $(VENV)/dev.stamp $(LINKS)  ## the tests that need no model
-	$(BIN)/pytest -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu"
 
 test-gpu: $(VENV)/dev.stamp $(LINKS)  ## the tests for a GPU, and only those
 	$(BIN)/pytest -m gpu
