@@ -119,6 +119,7 @@ class Executor(Cursor):
                     self._listeners.tell(VariableStarted(self.label, name))
         seed = derive_seed(self.key, _OF_DRAW, self._draws)
         flight.draws = draws_of(operation, self.run.sampling, seed)
+        operation.refuse_shape_of_reasoning(flight.draws[0].constraint)
         self._draws += 1
         flight.handles += branch.sample(flight.draws, heal=operation.heal)
         self._listeners.follow(flight)

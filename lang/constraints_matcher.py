@@ -70,7 +70,8 @@ def matcher(compiled: str) -> LLMatcher:
 def behind(literal: bytes, compiled: str) -> str:
     """The grammar of `literal`, whole characters, followed by a text of a compiled grammar."""
     grammars = grammars_of(compiled)
-    start = f"start: {json.dumps(literal.decode(), ensure_ascii=False)} @{grammars[0]['name']}"
+    text = json.dumps(literal.decode(), ensure_ascii=False).replace("\x7f", r"\u007f")
+    start = f"start: {text} @{grammars[0]['name']}"
     return json.dumps({"grammars": [{"name": "behind", "lark_grammar": start}, *grammars]})
 
 

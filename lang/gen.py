@@ -161,7 +161,7 @@ def gen(
         if value is not None:
             raise UnsupportedByBackend(f"gen({key}=...) is not built yet")
     check_timeout("gen", timeout)
-    if (shape := _shape(shapes, reasoning)) is not None:
+    if (shape := _shape(shapes)) is not None:
         settings["constraint"] = shape
     elif on_limit is not None:
         raise InvalidArgument(
@@ -180,18 +180,12 @@ def gen(
     return Gen(name, params, given, heal, reasoning, marks, timeout)
 
 
-def _shape(shapes: dict[str, Any], reasoning: str | None) -> Constraint | None:
+def _shape(shapes: dict[str, Any]) -> Constraint | None:
     """The shape that a `gen` is given."""
     try:
         shape = constraint_of(**shapes)
     except InvalidArgument as error:
         raise InvalidArgument(f"gen: {error}") from error.__cause__
-    if shape is not None and reasoning is not None:
-        raise InvalidArgument(
-            f"gen(reasoning={reasoning!r}) with {shape.label}: the shape would hold for the "
-            "reasoning, too: write two, as st.gen('why', stop='</think>', include_stop=True) + "
-            "st.gen('answer', ...)"
-        )
     return shape
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NoReturn
 
 from stemma.lang.choices import ChoicesMethod
+from stemma.lang.constraints import Constraint
 from stemma.lang.errors import InvalidArgument, Site
 from stemma.lang.pieces import Piece
 from stemma.lang.reasoning import Marks
@@ -101,6 +102,18 @@ class Gen(Operation):
     reasoning: str | None = None
     marks: Marks | None = None
     timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        self.refuse_shape_of_reasoning(self.params.constraint)
+
+    def refuse_shape_of_reasoning(self, shape: Constraint | None) -> None:
+        """Raise InvalidArgument for a shape, which would hold for the reasoning, too."""
+        if shape is not None and self.reasoning is not None:
+            raise InvalidArgument(
+                f"gen(reasoning={self.reasoning!r}) with {shape.label}: the shape would hold for "
+                "the reasoning, too: write two, as st.gen('why', stop='</think>', "
+                "include_stop=True) + st.gen('answer', ...)"
+            )
 
 
 @dataclass(frozen=True, slots=True)

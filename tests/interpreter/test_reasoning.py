@@ -207,3 +207,19 @@ def test_the_local_engine_keeps_the_tokens_of_the_reasoning(
         assert (state["last"], state["nil"]) == ("", "")
         assert state.text() == f"Why?<think>{state['more']}</think>"
         assert state.tokens()[-5:] == [opened, *state.meta("more").token_ids, closed]
+
+
+def test_a_shape_cannot_hold_for_an_answer_alone() -> None:
+    """Neither where it is written, nor by SGLang's way, nor by the run's sampling."""
+    with pytest.raises(InvalidArgument, match="the shape would hold for the reasoning, too"):
+        st.gen("n", dtype=int, reasoning="why")
+    with pytest.raises(InvalidArgument, match="the shape would hold for the reasoning, too"):
+        st.separate_reasoning(st.gen("n", dtype=int))
+
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        s += st.gen("n", reasoning="why")
+
+    sampling = st.SamplingParams(constraint=st.Constraint.of_type(int))
+    with pytest.raises(InvalidArgument, match="dtype=int: the shape would hold"):
+        program.run(backend=st.MockBackend(["<think>x</think>12"]), sampling=sampling)
