@@ -92,8 +92,6 @@ class Completion:
     matched_stop: the stop string, stop token id or regex match that ended it.
     logprobs: per kept token, if asked. prompt_logprobs: per prompt token from the second on, if
     asked.
-    closing_tokens: of a constrained text that `max_tokens` cut off, how many more tokens would have
-    completed it, where a way is known.
     """
 
     text: str
@@ -104,7 +102,6 @@ class Completion:
     usage: Usage = Usage()
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
-    closing_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +290,10 @@ class Backend(ABC):
         the version of the weights, or of a backend without one the model's name.
         """
         return f"{type(self).__name__} {self.model_version or self.model_name}"
+
+    def count_tokens(self, text: str) -> int | None:
+        """How many tokens a text is on its own; None where that is not known, as here."""
+        return None
 
     def model_sampling(self) -> SamplingParams:
         """The sampling that the model's authors recommend, of backends that know it."""

@@ -51,6 +51,9 @@ class WrappingBackend(Backend):
     def identity(self) -> str:
         return self.inner.identity()
 
+    def count_tokens(self, text: str) -> int | None:
+        return self.inner.count_tokens(text)
+
     def model_sampling(self) -> SamplingParams:
         return self.inner.model_sampling()
 

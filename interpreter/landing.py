@@ -10,7 +10,7 @@ import math
 from copy import copy
 from typing import Any, NamedTuple
 
-from stemma.backend.base import ChoiceScore, Completion, ScoredChoices, Usage
+from stemma.backend.base import Backend, ChoiceScore, Completion, ScoredChoices, Usage
 from stemma.interpreter.flight import Flight
 from stemma.interpreter.meta import Meta, ScoreMeta, SelectMeta
 from stemma.interpreter.transcript import Kind, Piece
@@ -113,15 +113,29 @@ def typed_value(params: SamplingParams, completion: Completion) -> _Typed:
 
 
 def _cut_off(shape: Constraint, completion: Completion) -> Truncated:
-    stop, needed = completion.matched_stop, completion.closing_tokens
+    stop = completion.matched_stop
     by = "max_tokens" if stop is None else f"the stop {stop!r}"
-    hint = f"; {needed} more tokens would close it" if needed else ""
     return Truncated(
         f"{by} ended the text before it was known to be complete ({shape.label}): "
-        f"{completion.text[-80:]!r}{hint}; raise max_tokens, or leave it out",
+        f"{completion.text[-80:]!r}; raise max_tokens, or leave it out",
         partial=completion.text,
-        needed=needed,
+        shape=shape,
     )
+
+
+def explained(error: BaseException, backend: Backend) -> BaseException:
+    """The same error; one of a text that was cut off now says how much more that would have taken.
+    It is the reader who takes the time to find out.
+    """
+    if isinstance(error, Truncated) and error.shape is not None:
+        shape, error.shape = error.shape, None
+        try:
+            error.needed = backend.count_tokens(shape.closing(error.partial) or "") or None
+        except ConstraintError:
+            return error
+        if error.needed:
+            error.args = (f"{error.args[0]}; {error.needed} more tokens would close it",)
+    return error
 
 
 def _captures(

@@ -91,6 +91,7 @@ class Truncated(StemmaError):
 
     partial: the text. needed: how many more tokens would have closed it, where that is known.
     values: of several samples the value of each, None for those that were cut off.
+    shape: the constraint, until it is known how many tokens it would have needed.
     """
 
     def __init__(
@@ -100,11 +101,13 @@ class Truncated(StemmaError):
         partial: str = "",
         needed: int | None = None,
         values: Sequence[Any] = (),
+        shape: Any = None,
     ) -> None:
         super().__init__(message)
         self.partial = partial
         self.needed = needed
         self.values = tuple(values)
+        self.shape = shape
 
 
 class ConstraintError(StemmaError):

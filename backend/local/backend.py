@@ -290,6 +290,10 @@ class LocalBackend(Backend):
         """
         return Literal(self.text, first=True).append(text, control=control).ids()
 
+    def count_tokens(self, text: str) -> int:
+        """How many tokens a text is on its own."""
+        return len(self.encode(text))
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, control tokens spelled out."""
         return self.text.decode(ids)

@@ -243,14 +243,6 @@ class Guide:
             self._due = list(self._matcher.compute_ff_tokens())
         return self._due
 
-    def closing_tokens(self, output: str) -> int | None:
-        """How many tokens would complete an output, where a short way is found at once."""
-        try:
-            found = self.constraint.closing(output, steps=CLOSING_STEPS)
-        except ConstraintError:
-            return None
-        return None if found is None else len(self._text.encode([Piece(found)], first=False))
-
     def mask(self) -> Bits:
         """Which tokens may come next: a bit for each, [ceil(vocab / 8)] or a little longer, the
         lowest first.

@@ -33,7 +33,7 @@ from stemma.backend.local.native.masks import Lower
 from stemma.backend.local.request import Request, State
 from stemma.backend.local.sampler import Sampled
 from stemma.backend.local.scheduler import Scheduler, Step, StepFailed
-from stemma.backend.local.writing import may_redo, note_what_is_missing, stop_sampling, write
+from stemma.backend.local.writing import may_redo, stop_sampling, write
 from stemma.lang.errors import BackendClosed, Cancelled, EngineInvariantError, StemmaError
 
 T = TypeVar("T")
@@ -397,7 +397,6 @@ class Engine:
     def _finish(self, request: Request) -> None:
         if request.output is not None:
             request.end = request.output.finish()
-            note_what_is_missing(request)
             self._stream(request)
             if request.state is State.FINISHED:  # its listener failed
                 return

@@ -172,7 +172,6 @@ class Request:
     healed: bool = False
     forced: int = 0
     finish_reason: FinishReason = "length"
-    closing_tokens: int | None = None
     end: OutputEnd | None = None
 
     # memory, moved by memory.py only
@@ -316,5 +315,4 @@ class Request:
             usage=self.usage(),
             logprobs=tuple(self.logprobs[:kept]) if self.params.logprobs else None,
             prompt_logprobs=tuple(self.prompt_logprobs) if self.wants_prompt_logprobs else None,
-            closing_tokens=self.closing_tokens,
         )

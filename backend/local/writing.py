@@ -110,12 +110,6 @@ def stop_sampling(request: Request, reason: FinishReason) -> None:
     request.samples = False
 
 
-def note_what_is_missing(request: Request) -> None:
-    """Of a constrained output that `max_tokens` cut off, how much more it would have taken."""
-    if request.guide is not None and request.finish_reason == "length" and request.end is not None:
-        request.closing_tokens = request.guide.closing_tokens(request.end.text)
-
-
 def _force(request: Request) -> FinishReason | None:
     """Append what has to come."""
     guide = request.guide

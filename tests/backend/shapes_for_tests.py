@@ -190,7 +190,7 @@ class Told(NamedTuple):
     def plain(self) -> tuple[object, ...]:
         """What must be the same however it was computed."""
         c = self.completion
-        return (c.text, c.token_ids, c.finish_reason, c.matched_stop, c.rest, c.closing_tokens)
+        return (c.text, c.token_ids, c.finish_reason, c.matched_stop, c.rest)
 
 
 def ask(backend: LocalBackend, *asked: Asked) -> list[Told | StemmaError]:

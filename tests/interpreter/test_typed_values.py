@@ -204,6 +204,28 @@ def test_a_text_that_was_cut_fails_the_read_only() -> None:
     assert '"title": "Metropolis and a\nnumber: 7' in state.text()
 
 
+@pytest.mark.slow
+def test_a_text_that_was_cut_tells_how_much_more_would_have_closed_it(
+    default_model_folder: Path,
+) -> None:
+    @st.function
+    def colours(s: st.ProgramState, limit: int) -> None:
+        shape = {"dtype": list[str], "max_tokens": limit, "temperature": 0}
+        s += "Colours: " + st.gen("cut", **shape) + "\nColours: "
+        s += st.gen("closed", on_limit="close", **shape)
+
+    with st.LocalBackend(default_model_folder) as backend:
+        state = colours.run(8, backend=backend)
+        with pytest.raises(Truncated, match=r"; \d+ more tokens would close it$") as caught:
+            state["cut"]
+        needed = caught.value.needed
+        assert needed is not None
+        closing = st.Constraint.of_type(list[str]).closing(state.raw("cut"))
+        assert needed == backend.count_tokens(closing or "")
+        assert state["closed"] == st.Constraint.of_type(list[str]).parse(state.raw("closed"))
+        assert state.meta("closed").usage.output_tokens <= 8
+
+
 def test_a_value_that_a_validator_refuses_fails_the_read_only() -> None:
     text = '{"title": "M", "year": 1066}'
     state = films.run(backend=st.MockBackend([text, "7"]))
