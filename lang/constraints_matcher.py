@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -199,18 +200,32 @@ def closing(walk: LLMatcher, *, steps: int = 500) -> bytes | None:
     """A short way from where a byte-wise walk stands to an accepted text; None where none is found
     in so many steps, which are bytes that are not forced, or in a second.
 
-    A beam search: of the ways that are as many steps long those stay that look shortest, and of
-    those behind which the same bytes may come one. The walk stays where it is.
+    Bytes that are likely to lead on are tried, and where that finds nothing soon all of them. The
+    walk stays where it is.
     """
     if walk.is_accepting():
         return b""
+    end = time.monotonic() + _CLOSING_SECONDS
+    for ways_on, most in ((_ways_on, 60), (_all_ways_on, 10), (_ways_on, steps)):
+        if (found := _search(walk, min(most, steps), end, ways_on)) is not None:
+            return found
+    return None
+
+
+def _search(
+    walk: LLMatcher, steps: int, end: float, ways_on: Callable[[list[int]], dict[int, float]]
+) -> bytes | None:
+    """A beam search: of the ways that are as many steps long those stay that look shortest, and of
+    those behind which the same bytes may come one.
+
+    end: when to stop. ways_on: which of the bytes that are allowed are tried, and what they cost.
+    """
     start = walk.deep_copy()
     ways: list[_Way] = [(0.0, b"", start, start.compute_bitmask())]
-    begun = time.monotonic()
     for _ in range(steps):
         further: list[_Way] = []
         for cost, text, at, mask in reversed(ways):  # of equals those that came far first
-            costs = _ways_on(_allowed(mask))
+            costs = ways_on(_allowed(mask))
             least = min(costs.values(), default=0.0)
             for byte, own in costs.items():
                 on = at.deep_copy()
@@ -227,7 +242,7 @@ def closing(walk: LLMatcher, *, steps: int = 500) -> bytes | None:
         if done:
             return min(done, key=len)
         ways = _different(further)
-        if not ways or time.monotonic() - begun > _CLOSING_SECONDS:
+        if not ways or time.monotonic() > end:
             break
     return None
 
@@ -269,6 +284,10 @@ def _ways_on(allowed: list[int]) -> dict[int, float]:
     if _COMMA_BYTE in costs:
         costs[_COMMA_BYTE] = _COMMA
     return costs
+
+
+def _all_ways_on(allowed: list[int]) -> dict[int, float]:
+    return {byte: _CLOSING[_kind(byte)] for byte in allowed}
 
 
 def _weights(allowed: list[int], weights: dict[str, float]) -> list[float]:
