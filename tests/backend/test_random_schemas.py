@@ -27,7 +27,7 @@ from stemma.lang.sampling import SamplingParams
 from tests.backend.shapes_for_tests import Asked, answers, ask, check_counts, check_valid, shape
 from tests.conftest import TinyModel
 
-EXAMPLES = int(os.environ.get("STEMMA_EXAMPLES", "90"))
+EXAMPLES = int(os.environ.get("STEMMA_EXAMPLES", "60"))
 FIRST = int(os.environ.get("STEMMA_FIRST", "0"))
 TOGETHER = 30
 SEEDS = 3
