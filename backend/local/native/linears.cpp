@@ -1,5 +1,6 @@
-// float32 linears of few rows, each weight read once. Called by linears.py.
+// float32 linears of few rows: each weight is read from memory once. Called by linears.py.
 
+#include <algorithm>
 #include <cstdint>
 
 #include "vectors.h"
@@ -7,19 +8,46 @@
 namespace stemma {
 namespace {
 
-constexpr int kFew = 8;  // rows up to which this is faster than a general product
+constexpr int kFew = 64;    // rows up to which this is faster than a general product
+constexpr int kChunk = 32;  // outputs whose weights stay in a near cache for all rows
 
-// [R] rows times one row of weights. Each sum in the same order for any R.
-template <int R>
-__attribute__((noinline)) void multiply(const float* weight, const float* rows, int width,
-                                        float bias, float* to, int64_t stride) {
-  Vec sums[R] = {};
+// A tile is what is summed at once: as many sums as there are registers for.
+#ifdef __AVX512F__
+constexpr int kRows = 6, kOutputs = 4;
+#else
+constexpr int kRows = 2, kOutputs = 2;
+#endif
+
+// R rows times O rows of weights. Each sum in the same order in any tile.
+template <int R, int O>
+__attribute__((noinline)) void multiply(const float* rows, const float* weights, int width,
+                                        const float* bias, float* to, int64_t stride) {
+  Vec sums[R][O] = {};
   for (int i = 0; i < width; i += kLanes) {
-    const Vec w = load(weight + i);
+    Vec w[O];
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) sums[r] += w * load(rows + r * width + i);
+    for (int o = 0; o < O; ++o) w[o] = load(weights + int64_t{o} * width + i);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const Vec x = load(rows + int64_t{r} * width + i);
+#pragma GCC unroll 8
+      for (int o = 0; o < O; ++o) sums[r][o] += w[o] * x;
+    }
   }
-  for (int r = 0; r < R; ++r) to[r * stride] = sum_of(sums[r]) + bias;
+  for (int r = 0; r < R; ++r)
+    for (int o = 0; o < O; ++o)
+      to[r * stride + o] = sum_of(sums[r][o]) + (bias ? bias[o] : 0.0f);
+}
+
+// The tile of up to R rows; the sizes that a template has to be made for are counted down.
+template <int R, int O>
+void multiply_rows(int count, const float* rows, const float* weights, int width,
+                   const float* bias, float* to, int64_t stride) {
+  if (count >= R) {
+    multiply<R, O>(rows, weights, width, bias, to, stride);
+  } else if constexpr (R > 1) {
+    multiply_rows<R - 1, O>(count, rows, weights, width, bias, to, stride);
+  }
 }
 
 }  // namespace
@@ -28,22 +56,25 @@ __attribute__((noinline)) void multiply(const float* weight, const float* rows, 
 // x: [rows, width] dense, weight: [outputs, width] -> to: [rows, outputs]. width: a multiple of 16.
 extern "C" void stemma_float_linear_few(const float* x, const float* weight, const float* bias,
                                         int rows, int width, int outputs, float* to, int threads) {
+  using namespace stemma;
 #pragma omp parallel for schedule(static) num_threads(threads)
-  for (int32_t o = 0; o < outputs; ++o) {
-    const float* w = weight + int64_t{o} * width;
-    const float more = bias ? bias[o] : 0.0f;
-    switch (rows) {
-#define STEMMA_FEW(R) \
-  case R: stemma::multiply<R>(w, x, width, more, to + o, outputs); break;
-      STEMMA_FEW(1)
-      STEMMA_FEW(2)
-      STEMMA_FEW(3)
-      STEMMA_FEW(4)
-      STEMMA_FEW(5)
-      STEMMA_FEW(6)
-      STEMMA_FEW(7)
-      STEMMA_FEW(8)
-#undef STEMMA_FEW
+  for (int first = 0; first < outputs; first += kChunk) {
+    const int end = std::min(first + kChunk, outputs);
+    for (int r = 0; r < rows; r += kRows) {
+      const int count = std::min(kRows, rows - r);
+      const float* own = x + int64_t{r} * width;
+      for (int o = first; o < end;) {
+        const float* w = weight + int64_t{o} * width;
+        const float* more = bias ? bias + o : nullptr;
+        float* into = to + int64_t{r} * outputs + o;
+        if (o + kOutputs <= end) {
+          multiply_rows<kRows, kOutputs>(count, own, w, width, more, into, outputs);
+          o += kOutputs;
+        } else {
+          multiply_rows<kRows, 1>(count, own, w, width, more, into, outputs);
+          o += 1;
+        }
+      }
     }
   }
 }

@@ -64,6 +64,6 @@ def _works(library: ctypes.CDLL) -> bool:
     for weight in linear.parameters():
         weight.data.normal_(generator=numbers)
     with torch.no_grad():
-        x = torch.randn(8, 48, generator=numbers)
-        found = (FewRowsLinear(library, linear)(x[:rows]) for rows in range(1, 9))
+        x = torch.randn(14, 48, generator=numbers)
+        found = (FewRowsLinear(library, linear)(x[:rows]) for rows in range(1, 15))
         return all(torch.allclose(y, linear(x[: len(y)]), rtol=1e-4, atol=1e-4) for y in found)
