@@ -11,7 +11,7 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from stemma.lang.constraints_formats import FORMATS, pattern_of
 from stemma.lang.constraints_matcher import emptiness, refusal
@@ -121,6 +121,7 @@ class _Preparation:
     def __init__(self, named: str, root: object) -> None:
         self.named = named
         self.root = root
+        self.bounds_meet = _bounds_may_meet(root)
         self.warnings: list[str] = []
         draft = root.get("$schema") if isinstance(root, Mapping) else None
         self.draft7 = "draft-07" in str(draft)
@@ -172,7 +173,7 @@ class _Preparation:
                 out["anyOf"] = options
         self._check_width(out, f"{place}/properties")
         self._strings(out, place)
-        _move_open_bound(out)
+        _move_open_bounds(out, everywhere=self.bounds_meet)
         if "$schema" in out and not str(out["$schema"]).rstrip("#").endswith(_DRAFTS):
             known = ", ".join(draft.removeprefix("json-schema.org/") for draft in _DRAFTS)
             self.refuse(
@@ -245,23 +246,48 @@ class _Preparation:
         )
 
 
-def _move_open_bound(out: dict[str, Any]) -> None:
-    """Where the bound of a number next to zero is an integer and open, and the other one is less
-    than one away: a bound a hair inside. llguidance lets the integer itself in there.
+_ENDS = (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1))
+_BOUNDS = {name for open_, closed, _ in _ENDS for name in (open_, closed)}
+
+
+def _bounds_may_meet(root: object) -> bool:
+    """Whether several schemas of a document bound numbers, and some hold together."""
+    bounded, together, waiting, seen = 0, False, [root], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if not isinstance(one, Mapping | list) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, Mapping):
+            bounded += not _BOUNDS.isdisjoint(one)
+            together = together or not {"allOf", "anyOf", "oneOf", "$ref"}.isdisjoint(one)
+            waiting += one.values()
+        else:
+            waiting += one
+    return together and bounded > 1
+
+
+def _move_open_bounds(out: dict[str, Any], *, everywhere: bool) -> None:
+    """Where a bound next to zero is an integer and open, and the other one is less than one away: a
+    bound a hair inside. llguidance lets the integer itself in there.
+
+    everywhere: for all open integers, for what else bounds the number may stand somewhere else.
     """
-    ends = ("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")
-    low, high = (out.get(open_, out.get(closed)) for open_, closed in ends)
-    if not isinstance(low, int | float) or not isinstance(high, int | float):
-        return
-    if not 0 < high - low < 1 or low < 0 < high:
-        return
-    (open_, closed), bound, inside = (
-        (ends[0], low, 1) if abs(low) < abs(high) else (ends[1], high, -1)
-    )
-    if open_ in out and bound == int(bound):
-        del out[open_]
-        moved = bound + inside * max(abs(bound) * _HAIR, _LEAST)
-        out[closed] = (max if inside > 0 else min)(moved, out.get(closed, moved))
+    low, high = (out.get(open_, out.get(closed)) for open_, closed, _ in _ENDS)
+    near = None  # the one next to zero, if the other is less than one away
+    if _is_number(low) and _is_number(high) and 0 < high - low < 1 and not low < 0 < high:
+        near = low if abs(low) < abs(high) else high
+    for (open_, closed, inside), bound in zip(_ENDS, (low, high), strict=True):
+        if open_ not in out or not _is_number(bound) or bound != int(bound):
+            continue
+        if everywhere or bound == near:
+            del out[open_]
+            moved = bound + inside * max(abs(bound) * _HAIR, _LEAST)
+            out[closed] = (max if inside > 0 else min)(moved, out.get(closed, moved))
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 _HAIR, _LEAST = 2.0**-48, 1e-60

@@ -359,3 +359,24 @@ def test_a_hostile_schema_is_refused_or_costs_little(schema: Any) -> None:
         cwd="/",
     )
     assert (done.stdout, done.returncode) == ("alive\n", 0), done.stderr[-2_000:]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"minimum": -3.5, "exclusiveMaximum": -3},
+        {"allOf": [{"minimum": -3.5}, {"exclusiveMaximum": -3}]},
+        {"minimum": -3.5, "allOf": [{"exclusiveMaximum": -3}]},
+        {"minimum": -3.5, "$ref": "#/$defs/a", "$defs": {"a": {"exclusiveMaximum": -3}}},
+        {"minimum": -3.5, "anyOf": [{"exclusiveMaximum": -3}, {"exclusiveMinimum": 5}]},
+    ],
+)
+def test_an_open_bound_stays_out_wherever_the_other_one_stands(schema: dict[str, Any]) -> None:
+    constraint = Constraint.json_schema({"type": "number", **schema})
+    assert [constraint.matches(text) for text in ("-3", "-3.0", "-3.1", "-3.5", "-3.6")] == [
+        False,
+        False,
+        True,
+        True,
+        False,
+    ]
