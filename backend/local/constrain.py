@@ -138,7 +138,6 @@ class Constrainer:
         return Guide(
             constraint,
             self._beginning(constraint, literal),
-            self._text,
             self._size,
             self._closing(constraint) if close else None,
             jump_forward=self._jump_forward,
@@ -181,7 +180,6 @@ class Guide:
         self,
         constraint: Constraint,
         matcher: LLMatcher,
-        text: Tokenizer,
         vocab_size: int,
         closing: Closing | None = None,
         *,
@@ -191,7 +189,6 @@ class Guide:
         self.closing = closing
         self._jump_forward = jump_forward
         self._matcher = matcher
-        self._text = text
         self._size = vocab_size
         self._due: list[int] = []  # tokens that have to come next, as far as they were looked for
         self._time = _Time()
@@ -199,7 +196,7 @@ class Guide:
 
     def copy(self) -> Guide:
         """Another one that stands where this one does, for a token that may come."""
-        other = Guide(self.constraint, self._matcher.deep_copy(), self._text, self._size)
+        other = Guide(self.constraint, self._matcher.deep_copy(), self._size)
         other._due, other._time, other._tokens = self._due, self._time, self._tokens
         return other
 
