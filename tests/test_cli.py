@@ -97,11 +97,11 @@ def test_the_model_of_the_environment_is_taken() -> None:
 
 def test_an_error_of_a_program_is_told_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     error = UnknownVariable("no variable named 'x'")
-    error.site = Site("program.py", 7, "main")
+    error.site = Site("not/there.py", 7, "main")
     with pytest.raises(typer.Exit) as ended, errors_told():
         raise error
     assert ended.value.exit_code == 1
-    assert capsys.readouterr().err == "error: program.py:7 in main: no variable named 'x'\n"
+    assert capsys.readouterr().err == "error: not/there.py:7 in main: no variable named 'x'\n"
 
 
 def test_an_error_of_ours_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
