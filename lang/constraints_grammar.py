@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from stemma.lang.constraints_matcher import emptiness, refusal
-from stemma.lang.constraints_schema import FLEXIBLE, prepared_schema
+from stemma.lang.constraints_schema import options, prepared_schema
 from stemma.lang.errors import InvalidArgument
 
 MOST_PARTS = 2_000  # rules, groups and repetitions; llguidance recurses into them
@@ -140,7 +140,7 @@ class _Analysis:
         prepared, warnings = prepared_schema(schema, where)
         self.warnings += warnings
         if isinstance(prepared, dict):
-            prepared["x-guidance"] = {"whitespace_pattern": FLEXIBLE}
+            prepared["x-guidance"] = options("flexible", prepared)
         lines = self.lark.count("\n", begin, end)
         return f"%json {json.dumps(prepared, ensure_ascii=False)}" + "\n" * lines
 

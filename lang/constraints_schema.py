@@ -86,7 +86,7 @@ def compiled_schema(schema: object, whitespace: str, named: str) -> tuple[str, l
     if prepared is False:
         raise InvalidArgument(f"{named}: the schema admits nothing: it is false")
     text = _dumps({} if prepared is True else prepared, named)
-    compiled = LLMatcher.grammar_from_json_schema(text, overrides=options(whitespace))
+    compiled = LLMatcher.grammar_from_json_schema(text, overrides=options(whitespace, prepared))
     if message := refusal(compiled):
         raise InvalidArgument(f"{named}: {_in_our_words(message)}")
     if reason := emptiness(compiled):
@@ -95,13 +95,33 @@ def compiled_schema(schema: object, whitespace: str, named: str) -> tuple[str, l
     return compiled, warnings
 
 
-def options(whitespace: str) -> Any:
-    """llguidance's settings of white space."""
+def options(whitespace: str, prepared: object) -> Any:
+    """llguidance's settings for a prepared schema: its white space, and one spelling of a character
+    where names of properties meet.
+    """
+    spelling = {"json_allowed_escapes": 'nrbtf\\"'} if _names_meet(prepared) else {}
     if whitespace == "compact":
-        return {"whitespace_flexible": False}
+        return {**spelling, "whitespace_flexible": False}
     if whitespace == "spaced":
-        return {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-    return {"whitespace_pattern": FLEXIBLE}
+        separators = {"item_separator": ", ", "key_separator": ": "}
+        return {**spelling, "whitespace_flexible": False, **separators}
+    return {**spelling, "whitespace_pattern": FLEXIBLE}
+
+
+def _names_meet(prepared: object) -> bool:
+    """Whether an object has properties of its own and takes others, which must not have the same
+    name in another spelling. llguidance would let \\u0061 pass for another name than a.
+    """
+    waiting = [prepared]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            if one.get("properties") and one.get("additionalProperties") is not False:
+                return True
+            waiting += one.values()
+        elif isinstance(one, list):
+            waiting += one
+    return False
 
 
 def prepared_schema(schema: object, named: str) -> tuple[object, list[str]]:

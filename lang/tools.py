@@ -154,7 +154,7 @@ def _compiled(tools: tuple[tuple[str, str], ...], form: CallForm) -> str:
     for i, (name, parameters) in enumerate(tools):
         prepared, _ = prepared_schema(json.loads(parameters), f"tool {name}")
         assert isinstance(prepared, dict)
-        prepared["x-guidance"] = options(form.whitespace)
+        prepared["x-guidance"] = options(form.whitespace, prepared)
         begin, end = _quoted(name + form.between), _quoted(form.after) if form.after else ""
         rules.append(f"call_{i}: {begin} %json {json.dumps(prepared, ensure_ascii=False)} {end}")
     compiled = LLMatcher.grammar_from_lark("\n".join(rules))

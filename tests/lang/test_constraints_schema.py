@@ -380,3 +380,24 @@ def test_an_open_bound_stays_out_wherever_the_other_one_stands(schema: dict[str,
         True,
         False,
     ]
+
+
+@pytest.mark.parametrize("whitespace", ["flexible", "spaced", "compact"])
+def test_a_name_has_one_spelling(whitespace: str) -> None:
+    """Else an additional property could have the name of one that has a schema of its own."""
+    names = ["a", "\n", '"', "\\", "/", "\t"]
+    constraint = Constraint.json_schema(
+        {
+            "properties": {name: {"type": "integer"} for name in names},
+            "additionalProperties": {"type": "string"},
+            "type": "object",
+        },
+        whitespace=whitespace,
+    )
+    separator = ":" if whitespace == "compact" else ": "
+    for name in names:
+        plain, spelt = json.dumps(name), f'"\\u{ord(name):04x}"'
+        assert constraint.matches(f"{{{plain}{separator}1}}")
+        for text in (plain, spelt, '"\\/"' if name == "/" else spelt):
+            assert not constraint.matches(f'{{{text}{separator}"x"}}')
+    assert constraint.matches(f'{{"b\\n"{separator}"\\"\\\\\\n\\t\\b\\f\\r/"}}')
