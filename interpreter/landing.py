@@ -16,7 +16,6 @@ from stemma.interpreter.meta import Meta, ScoreMeta, SelectMeta
 from stemma.interpreter.transcript import Kind, Piece
 from stemma.interpreter.variable import Variable
 from stemma.lang.choices import decide
-from stemma.lang.constraints import Constraint
 from stemma.lang.errors import ConstraintError, StemmaError, Truncated
 from stemma.lang.ops import Gen, Score, Select
 from stemma.lang.pieces_captures import Captured
@@ -106,18 +105,24 @@ def typed_value(params: SamplingParams, completion: Completion) -> _Typed:
     might_go_on = cut and params.on_limit == "cut" and shape.read is not str
     try:
         if might_go_on or ((cut or stopped) and not shape.matches(text)):
-            return None, _cut_off(shape, completion)
+            return None, _cut_off(params, completion)
         return shape.parse(text), None
     except ConstraintError as error:
         return None, error
 
 
-def _cut_off(shape: Constraint, completion: Completion) -> Truncated:
-    stop = completion.matched_stop
-    by = "max_tokens" if stop is None else f"the stop {stop!r}"
+def _cut_off(params: SamplingParams, completion: Completion) -> Truncated:
+    shape, stop = params.constraint, completion.matched_stop
+    assert shape is not None
+    if stop is not None:
+        by, remedy = f"the stop {stop!r}", "leave the stop out, for the shape says where it ends"
+    elif params.max_tokens is not None:
+        by, remedy = "max_tokens", "raise max_tokens, or leave it out"
+    else:
+        by, remedy = "the end of the model's context", "shorten the prompt, or bound the shape"
     return Truncated(
         f"{by} ended the text before it was known to be complete ({shape.label}): "
-        f"{completion.text[-80:]!r}; raise max_tokens, or leave it out",
+        f"{completion.text[-80:]!r}; {remedy}",
         partial=completion.text,
         shape=shape,
     )
@@ -175,13 +180,13 @@ def captured_values(
             found = shape.captured(completion.text)
         except ConstraintError as failed:
             stopped = isinstance(completion.matched_stop, str)
-            error = _cut_off(shape, completion) if stopped else failed
+            error = _cut_off(params, completion) if stopped else failed
     if error is not None:
         return {name: Captured(None, "", copy(error)) for name in shape.captures}
     if completion.finish_reason == "length" and params.on_limit == "cut":
         for name, each in found.items():
             if each.open:
-                found[name] = each._replace(value=None, error=_cut_off(shape, completion))
+                found[name] = each._replace(value=None, error=_cut_off(params, completion))
     return found
 
 
@@ -248,6 +253,6 @@ def _value(
         return Value(name, variable, value, texts[0], metas[0], error)
     values = [value for value, _ in typed]
     found = next((error for _, error in typed if error is not None), None)
-    if isinstance(found, Truncated):
+    if isinstance(found, Truncated | ConstraintError):
         found.values = tuple(values)
     return Value(name, variable, values, list(texts), metas, found)

@@ -124,8 +124,11 @@ class Constraint:
     @staticmethod
     def choices(options: Iterable[str]) -> Constraint:
         """Exactly one of the texts; the value is the text."""
-        if isinstance(options, str):
-            raise InvalidArgument(f"choices={options!r}: must be a list of strings, not one string")
+        if isinstance(options, str) or not isinstance(options, Iterable):
+            what = "one string" if isinstance(options, str) else f"a {type(options).__name__}"
+            raise InvalidArgument(
+                f"choices={options!r:.100}: must be a list of strings, not {what}"
+            )
         texts = list(options)
         for text in texts:
             if not isinstance(text, str):
@@ -354,6 +357,8 @@ def _loads(text: str) -> Any:
 
 
 def _bytes(text: str) -> bytes | None:
+    if not isinstance(text, str):
+        raise InvalidArgument(f"{text!r:.100} is a {type(text).__name__}: a text is a string")
     try:
         return text.encode()
     except UnicodeEncodeError:

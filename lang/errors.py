@@ -112,7 +112,12 @@ class Truncated(StemmaError):
 
 class ConstraintError(StemmaError):
     """A regular expression, schema or grammar proves to be unusable while it is used; says where
-    and what was expected."""
+    and what was expected.
+
+    values: of several samples the value of each, None for those that have none.
+    """
+
+    values: tuple[Any, ...] = ()
 
 
 class ContextOverflow(StemmaError):

@@ -425,3 +425,28 @@ def test_values_on_a_model_are_the_same_in_every_way(
         for name in ("person", "sure", "number", "colours"):
             assert other[name] == first[name]
             assert other.raw(name) == first.raw(name)
+
+
+def test_the_remedy_fits_what_has_cut_the_text_off() -> None:
+    @st.function
+    def numbers(s: st.ProgramState, **how: Any) -> None:
+        s += st.gen("x", dtype=list[int], **how)
+
+    for how, remedy in (
+        ({"stop": ","}, "leave the stop out"),
+        ({"max_tokens": 2}, "raise max_tok"),
+    ):
+        state = numbers.run(backend=st.MockBackend(["[1, 2, 3]"]), **how)
+        with pytest.raises(Truncated, match=remedy):
+            state["x"]
+
+
+def test_the_values_of_the_other_samples_can_be_had_where_one_is_refused() -> None:
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        s += st.gen("film", json_schema=Film, n=2)
+
+    replies = [SCRIPT["film"], '{"title": "M", "year": 1066}']
+    with pytest.raises(ConstraintError) as caught:
+        program.run(backend=st.MockBackend(replies))["film"]
+    assert caught.value.values == (VALUES["film"], None)
