@@ -19,7 +19,7 @@ from stemma.lang.sampling import SamplingParams
 Plain = dict[str, Any]
 
 # What some errors of the family know besides their sentence.
-_KNOWN_TO_ERRORS = ("partial", "needed", "limit")
+_KNOWN_TO_ERRORS = ("partial", "needed", "limit", "values")
 
 
 def _told(value: Any) -> Plain:

@@ -99,7 +99,7 @@ def _of_variable(variable: Variable, what: str) -> dict[str, Any]:
             record["value"] if variable.raw is variable.value else encode(variable.raw, what)
         )
     if variable.unreadable is not None:
-        record["unreadable"] = plain_error(variable.unreadable)
+        record["unreadable"] = encode(plain_error(variable.unreadable), what)
     if variable.meta is not None:
         record["meta"] = encode(variable.meta, what)
     for name, usual in (("samples", 1), ("streamed", False), ("told", 0)):
@@ -121,6 +121,6 @@ def _variable(record: dict[str, Any]) -> Variable:
         decode(record["value"]),
         raw=decode(record.get("raw")),
         meta=decode(record.get("meta")),
-        unreadable=None if unreadable is None else error_of(unreadable),
+        unreadable=None if unreadable is None else error_of(decode(unreadable)),
     )
     return variable

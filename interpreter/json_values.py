@@ -1,15 +1,27 @@
 """Python values as JSON and back again, exactly: what a checkpoint holds of a finished state.
 
-Used by `finished.py` and `checkpoint.py`. What would come back as something else is refused.
+Used by `finished.py` and `checkpoint.py`; values of a program's own classes are taken apart by
+`json_objects.py`. What would come back as something else is refused.
 """
 
 from __future__ import annotations
 
+import datetime
 import math
+from collections.abc import Callable
 from dataclasses import fields
+from decimal import Decimal
+from functools import lru_cache
 from typing import Any
+from uuid import UUID
 
 from stemma.backend.base import ChoiceScore, TokenLogprob, Usage
+from stemma.interpreter.json_objects import (
+    class_named,
+    is_taken_apart,
+    put_together,
+    taken_apart,
+)
 from stemma.interpreter.meta import ChoiceMeta, Meta, ScoreMeta, SelectMeta
 from stemma.lang.choices import ChoicesMethod
 from stemma.lang.errors import InvalidArgument
@@ -21,8 +33,19 @@ _RECORDS: dict[str, type[Any]] = {
     for kind in (ChoiceMeta, ChoiceScore, Meta, ScoreMeta, SelectMeta, TokenLogprob, Usage)
 }
 _COLLECTIONS: dict[str, type[Any]] = {each.__name__: each for each in (tuple, set, frozenset)}
-# Stands for what JSON has no form for: {"$": kind, "of": content}.
-_KIND, _CONTENT = "$", "of"
+# Written as text: how that is read.
+_TEXTS: dict[str, Callable[[str], Any]] = {
+    "date": datetime.date.fromisoformat,
+    "time": datetime.time.fromisoformat,
+    "datetime": datetime.datetime.fromisoformat,
+    "Decimal": Decimal,
+    "UUID": UUID,
+}
+_PYDANTIC = {"pydantic time": datetime.time, "pydantic datetime": datetime.datetime}
+_TEXT_KINDS = (datetime.date, datetime.time, datetime.datetime, Decimal, UUID)
+# Stands for what JSON has no form for: {"$": kind, "of": content}; a value of a program's own class
+# as {"$": "object", "class": [module, name], "of": content}.
+_KIND, _CONTENT, _CLASS = "$", "of", "class"
 
 
 def encode(value: Any, what: str) -> Any:
@@ -53,10 +76,15 @@ def encode(value: Any, what: str) -> Any:
     if kind is ToolCall:  # its lists are lists
         content = {f.name: encode(getattr(value, f.name), what) for f in fields(kind)}
         return _tagged("ToolCall", content)
+    if kind in _TEXT_KINDS:
+        return _written(value, what)
+    if is_taken_apart(kind):
+        content = encode(taken_apart(value, what), what)
+        return {**_tagged("object", content), _CLASS: [kind.__module__, kind.__qualname__]}
     raise InvalidArgument(
         f"{what} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot give back "
-        "as it was: make it of dicts, lists, tuples, sets, strings and numbers, as by "
-        "dataclasses.asdict or model_dump"
+        "as it was: make it of dicts, lists, tuples, sets, strings, numbers, dates, enums, "
+        "dataclasses and pydantic models"
     )
 
 
@@ -75,11 +103,44 @@ def decode(value: Any) -> Any:
         return {decode(key): decode(each) for key, each in content}
     if kind in _COLLECTIONS:
         return _COLLECTIONS[kind](decode(each) for each in content)
+    if kind == "object":
+        return put_together(class_named(*value[_CLASS]), decode(content))
+    if kind in _TEXTS:
+        return _TEXTS[kind](content)
+    if kind in _PYDANTIC:
+        return _of_pydantic(kind)(content)
     if kind == "ChoicesMethod":
         return ChoicesMethod(content)
     if kind == "ToolCall":
         return ToolCall(**{name: decode(each) for name, each in content.items()})
     return _RECORDS[kind](**{name: _decode_field(each) for name, each in content.items()})
+
+
+# Times that pydantic has read have zones of a class of its own.
+
+
+def _written(value: Any, what: str) -> dict[str, Any]:
+    kind, text = type(value).__name__, str(value)
+    read = _TEXTS[kind]
+    if isinstance(value, datetime.date | datetime.time):
+        text = value.isoformat()
+        if type(getattr(value, "tzinfo", None)).__module__.startswith("pydantic"):
+            kind = f"pydantic {kind}"
+            read = _of_pydantic(kind)
+    if repr(read(text)) != repr(value):
+        raise InvalidArgument(
+            f"{what} is {value!r}, which a checkpoint cannot give back as it was: keep times "
+            "without a zone, or in one of a fixed offset, as by "
+            "value.astimezone(datetime.timezone.utc)"
+        )
+    return _tagged(kind, text)
+
+
+@lru_cache(maxsize=2)
+def _of_pydantic(kind: str) -> Callable[[str], Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(_PYDANTIC[kind]).validate_python
 
 
 # Our own values have tuples for lists, always.

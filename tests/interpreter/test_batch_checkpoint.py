@@ -351,9 +351,7 @@ class Point:
     x: int
 
 
-@pytest.mark.parametrize(
-    "value", [Colour.RED, Point(1), object(), {"a": [b"bytes"]}, MockBackend()]
-)
+@pytest.mark.parametrize("value", [object(), {"a": [b"bytes"]}, MockBackend(), Point])
 def test_what_json_cannot_give_back_fails_its_item(value: Any, path: Path) -> None:
     returns = st.function(lambda s, word: value)
     sets = st.function(lambda s, word: s.set_var("it", value))
