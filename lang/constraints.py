@@ -19,7 +19,7 @@ from stemma.lang import constraints_matcher as walks
 from stemma.lang.constraints_grammar import compiled_grammar, pointed
 from stemma.lang.constraints_regex import any_of, can_contain, compiled_regex
 from stemma.lang.constraints_schema import compiled_schema
-from stemma.lang.constraints_types import bare, described, is_type, name_of
+from stemma.lang.constraints_types import bare, described, is_type, loads, name_of
 from stemma.lang.errors import ConstraintError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Constraint:
         break and its indentation; "compact" allows none.
         """
         named = "json_schema"
-        read: Callable[[str], Any] = _loads
+        read: Callable[[str], Any] = loads
         if is_type(schema):
             named = f"json_schema={name_of(schema)}"
             schema, read = described(schema, "json_schema")
@@ -347,13 +347,6 @@ def _schema_of_text(text: str) -> Any:
         ) from error
     except RecursionError as error:
         raise InvalidArgument("json_schema: the string is nested too deep") from error
-
-
-def _loads(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError("it is nested deeper than Python reads JSON") from error
 
 
 def _bytes(text: str) -> bytes | None:

@@ -8,16 +8,22 @@ Used by `constraints_schema.py` and `constraints_types.py`.
 
 from __future__ import annotations
 
+_MOST_DIGITS = 4_300  # of an integer that Python reads
+INTEGER = rf"(?:0|-?[1-9][0-9]{{0,{_MOST_DIGITS - 1}}})"
+_EXPONENT = r"[eE](?:\+?(?:[0-9]{1,2}|[12][0-9]{2}|30[0-7])|-[0-9]{1,3})"
+NUMBER = rf"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:{_EXPONENT})?"
+
 # Every day of the calendar and no other: 30 February is not a date, 29 February only in leap years.
 _DAYS = (
     r"(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
     r"|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8])"
 )
-_LEAP_YEAR = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
-DATE = rf"(?:[0-9]{{4}}-(?:{_DAYS})|{_LEAP_YEAR}-02-29)"
+_LEAP_YEAR = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_YEAR = r"(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"  # not 0000: Python has none
+DATE = rf"(?:{_YEAR}-(?:{_DAYS})|{_LEAP_YEAR}-02-29)"
 _HOUR = r"(?:[01][0-9]|2[0-3])"
 _FRACTION = r"(?:\.[0-9]{1,9})?"
-_ZONE = rf"(?:[zZ]|[+-]{_HOUR}:[0-5][0-9])"
+ZONE = rf"(?:[zZ]|[+-]{_HOUR}:[0-5][0-9])"
 
 
 def _leap_seconds() -> str:
@@ -36,7 +42,8 @@ def _leap_seconds() -> str:
     return "|".join(times)
 
 
-TIME = rf"(?:{_HOUR}:[0-5][0-9]:[0-5][0-9]{_FRACTION}{_ZONE}|{_leap_seconds()})"
+_LOCAL = rf"{_HOUR}:[0-5][0-9]:[0-5][0-9]{_FRACTION}"
+TIME = rf"(?:{_HOUR}:[0-5][0-9]:[0-5][0-9]{_FRACTION}{ZONE}|{_leap_seconds()})"
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _IPV4 = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
 _H16 = r"[0-9a-fA-F]{1,4}"
@@ -67,12 +74,15 @@ _HOST = (
 )
 _SPAN = r"(?:[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?|[0-9]+M(?:[0-9]+D)?|[0-9]+D)"
 _CLOCK = r"T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)"
-_UUID = "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-%s[0-9a-fA-F]{3}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"
+_HEX = "[0-9a-fA-F]"
+_UUID = f"{_HEX}{{8}}-{_HEX}{{4}}-%s{_HEX}{{3}}-%s{_HEX}{{3}}-{_HEX}{{12}}"
 
 FORMATS = {
     "date": DATE,
     "time": TIME,
     "date-time": rf"{DATE}[tT]{TIME}",
+    "time-local": _LOCAL,  # without a zone, as OpenAPI calls it
+    "date-time-local": rf"{DATE}[tT]{_LOCAL}",
     "duration": rf"P(?:{_SPAN}(?:{_CLOCK})?|{_CLOCK}|[0-9]+W)",
     "email": rf"(?:{_ATOM}(?:\.{_ATOM})*|{_QUOTED})"
     rf"@(?:{_LABEL}(?:\.{_LABEL})*|\[(?:{_IPV4}|IPv6:{_IPV6})\])",
@@ -82,8 +92,8 @@ FORMATS = {
     "uri": rf"[a-zA-Z][a-zA-Z0-9+\-.]*:(?://(?:{_USER}@)?{_HOST}(?::[0-9]*)?(?:/{_PCHAR}*)*"
     rf"|/(?:{_PCHAR}+(?:/{_PCHAR}*)*)?|{_PCHAR}+(?:/{_PCHAR}*)*|)"
     rf"(?:\?(?:{_PCHAR}|[/?])*)?(?:#(?:{_PCHAR}|[/?])*)?",
-    "uuid": _UUID % "[0-9a-fA-F]",
-    **{f"uuid{version}": _UUID % version for version in range(1, 9)},
+    "uuid": _UUID % (_HEX, _HEX),
+    **{f"uuid{version}": _UUID % (version, "[89abAB]") for version in range(1, 9)},
 }
 
 # What `\s` is in ECMAScript; Rust knows neither U+FEFF there nor leaves out U+0085.

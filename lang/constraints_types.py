@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import datetime
 import functools
+import json
 import math
 import operator
+import re
 import sys
 import types
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass
 from decimal import Decimal
 from enum import Enum
-from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
 from uuid import UUID
 
-from stemma.lang.constraints_formats import FORMATS
+from stemma.lang.constraints_formats import FORMATS, INTEGER, NUMBER
 from stemma.lang.constraints_regex import any_of
 from stemma.lang.errors import InvalidArgument
 
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+    from pydantic.errors import PydanticUserError
+
 Reader = Callable[[str], Any]
 
-INTEGER = r"(?:0|-?[1-9][0-9]*)"
-_EXPONENT = r"[eE](?:\+?(?:[0-9]{1,2}|[12][0-9]{2}|30[0-7])|-[0-9]{1,3})"
-NUMBER = rf"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:{_EXPONENT})?"
 _CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
 _ZONE = r"(?:Z|[+\-](?:[01][0-9]|2[0-3]):[0-5][0-9])?"
 
@@ -38,8 +42,28 @@ def _truth(text: str) -> bool:
 def _float(text: str) -> float:
     value = float(text)
     if math.isinf(value):
-        raise ValueError(f"{text} is larger than a float can be")
+        raise ValueError(f"{text:.40} is larger than a float can be")
     return value
+
+
+def loads(text: str) -> Any:
+    """What JSON says. Raises ValueError also for numbers and nesting that Python cannot hold."""
+    try:
+        return json.loads(text, parse_float=_float)
+    except RecursionError as error:
+        raise ValueError("it is nested deeper than Python reads JSON") from error
+
+
+@dataclass(frozen=True)
+class _Read:
+    """Reads JSON as a type. Numbers that are larger than a float can be are an error, not inf."""
+
+    adapter: TypeAdapter[Any]
+
+    def __call__(self, text: str) -> Any:
+        value = self.adapter.validate_json(text)
+        loads(text)
+        return value
 
 
 _BARE: dict[object, tuple[str, Reader]] = {
@@ -113,7 +137,10 @@ def described(dtype: object, named: str) -> tuple[dict[str, Any], Reader]:
     from pydantic import TypeAdapter
     from pydantic.errors import PydanticUserError
 
-    if dtype is None or isinstance(dtype, _NO_TYPES):
+    from stemma.lang.constraints_pydantic import Narrow, finished
+
+    is_value = isinstance(dtype, _NO_TYPES) or (is_dataclass(dtype) and not isinstance(dtype, type))
+    if dtype is None or is_value:
         raise InvalidArgument(
             f"{named}={dtype!r:.100}: must be a type, as int, list[str] or a model"
         )
@@ -121,14 +148,28 @@ def described(dtype: object, named: str) -> tuple[dict[str, Any], Reader]:
         adapter = (
             dtype if isinstance(dtype, TypeAdapter) else TypeAdapter(_known_to_pydantic(dtype))
         )
-        schema = adapter.json_schema()
+        schema = adapter.json_schema(schema_generator=Narrow)
     except PydanticUserError as error:
-        said = str(error).split("\n")[0]
-        raise InvalidArgument(f"{named}={name_of(dtype)}: {said}") from error
+        raise InvalidArgument(_unknown(dtype, named, error)) from error
     except (NameError, TypeError, RecursionError) as error:
         raise InvalidArgument(f"{named}={name_of(dtype)}: {error}") from error
-    _close(schema)
-    return schema, adapter.validate_json
+    finished(schema, f"{named}={name_of(dtype)}")
+    return schema, _Read(adapter)
+
+
+def _unknown(dtype: object, named: str, error: PydanticUserError) -> str:
+    """Why pydantic has no schema of a type, or of what is none."""
+    said = str(error).split("\n")[0]
+    if error.code != "schema-for-unknown-type":
+        return f"{named}={name_of(dtype)}: {said}"
+    if not isinstance(dtype, type) and get_origin(dtype) is None:
+        return f"{named}={dtype!r:.100}: must be a type, as int or a model, not a value of one"
+    found = re.search(r"schema for (.*?)\. Set", said)
+    what = "it" if found is None or isinstance(dtype, type) else found[1]
+    return (
+        f"{named}={name_of(dtype)}: pydantic knows no JSON for {what}: use a model, a dataclass or "
+        "types as int and list[str]"
+    )
 
 
 def _known_to_pydantic(dtype: Any) -> Any:
@@ -148,21 +189,6 @@ def _known_to_pydantic(dtype: Any) -> Any:
     if isinstance(dtype, types.UnionType):
         return functools.reduce(operator.or_, map(_known_to_pydantic, dtype.__args__))
     return dtype
-
-
-def _close(schema: object) -> None:
-    """Objects with properties get no others: what a type does not name it would drop."""
-    waiting = [schema]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, dict):
-            if isinstance(one.get("properties"), dict) and one.get("type") == "object":
-                one.setdefault("additionalProperties", False)
-            waiting += [
-                value for key, value in one.items() if key not in ("default", "examples", "const")
-            ]
-        elif isinstance(one, list):
-            waiting += one
 
 
 def is_type(value: object) -> bool:

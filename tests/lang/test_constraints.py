@@ -72,7 +72,7 @@ def test_characters_of_all_lengths_match_whole() -> None:
         Constraint.grammar('start: item ("," item)*\nitem: "(" start ")" | /[a-z]+/'),
         Constraint.json_schema({}),
         Constraint.json_schema({"type": "array", "items": {"$ref": "#"}}),
-        Constraint.of_type(dict[str, list[float]]),
+        Constraint.of_type(dict[str, list[int]]),
         Constraint.of_type(float),
     ],
     ids=lambda constraint: constraint.label,

@@ -1,0 +1,202 @@
+"""The JSON Schema of a type as pydantic describes it, narrowed to what pydantic also takes.
+
+Used by `constraints_types.py`, which alone imports it, for it needs pydantic. A schema of pydantic
+says less than the type does: a time zone, the keys of a dict, a bound of a date are not in it. What
+can be written as a pattern is; what cannot is refused, by name and place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic.json_schema import GenerateJsonSchema
+
+from stemma.lang.constraints_formats import FORMATS, INTEGER, NUMBER, ZONE
+from stemma.lang.errors import InvalidArgument
+
+Schema = dict[str, Any]
+
+_REFUSED = "x-refused"  # stands in a schema until its place is known
+_MAPS = ("properties", "patternProperties", "$defs")
+_DATA = ("default", "examples", "const", "enum")
+_BOUNDS = ("ge", "gt", "le", "lt")
+_NO_LEAP_SECOND = {"date-time": "^.{17}[0-5]", "time": "^.{6}[0-5]"}  # Python has none
+_KEYS = {"integer": INTEGER, "number": NUMBER, "boolean": "true|false"}
+_PART = r"(?:0|[1-9][0-9]{0,15})(?:\.[0-9]{1,16})?"
+_COMPLEX = rf"^-?{_PART}(?:[+-]{_PART}j)?$"
+# Of an address: together less than the 2,083 characters that some types take.
+_NAME = "[a-z0-9]{1,20}(?:-[a-z0-9]{1,20}){0,2}"
+_HOST = rf"{_NAME}(?:\.{_NAME}){{0,3}}\.[a-z]{{2,12}}"
+_REST = r"[a-zA-Z0-9\-._~!$&'()*+,;=:@/%s]{0,%d}"
+_BEHIND_HOST = (
+    rf"(?::[1-9][0-9]{{0,3}})?(?:/{_REST % ('', 1000)})?"
+    rf"(?:\?{_REST % ('?', 500)})?(?:#{_REST % ('?', 200)})?"
+)
+
+
+def finished(schema: Schema, named: str) -> None:
+    """Make a schema that `Narrow` has generated ready: its objects take no fields that the type
+    does not name, for it would drop them, and the names of their keys are patterns.
+
+    Raises InvalidArgument, with the place, for what the schema cannot say.
+    """
+    waiting: list[tuple[Any, str, bool]] = [(schema, "#", False)]
+    while waiting:
+        one, place, is_map = waiting.pop()
+        if isinstance(one, list):
+            waiting += [(each, f"{place}/{i}", False) for i, each in enumerate(one)]
+        elif isinstance(one, dict):
+            if not is_map:
+                _finish(one, schema, f"{named}: at {place}")
+            waiting += [
+                (value, f"{place}/{_escaped(key)}", not is_map and key in _MAPS)
+                for key, value in one.items()
+                if is_map or key not in _DATA
+            ]
+
+
+def _finish(one: Schema, root: Schema, at: str) -> None:
+    if _REFUSED in one:
+        raise InvalidArgument(f"{at}: {one[_REFUSED]}")
+    if isinstance(one.get("properties"), dict) and one.get("type") == "object":
+        one.setdefault("additionalProperties", False)
+    if "propertyNames" in one:
+        keys = one.pop("propertyNames")
+        pattern = keys["pattern"] if keys.keys() == {"type", "pattern"} else None
+        pattern = pattern or f"^(?:{_pattern_of_keys(keys, root, at)})$"
+        one["patternProperties"] = {pattern: one.get("additionalProperties", True)}
+        one["additionalProperties"] = False
+
+
+def _pattern_of_keys(keys: Schema, root: Schema, at: str) -> str:
+    """The regular expression of what the keys of a dict may be."""
+    if _REFUSED in keys:
+        raise InvalidArgument(f"{at}: {keys[_REFUSED]}")
+    if "$ref" in keys:
+        return _pattern_of_keys(root["$defs"][keys["$ref"].rpartition("/")[2]], root, at)
+    if "anyOf" in keys:
+        return "|".join(_pattern_of_keys(each, root, at) for each in keys["anyOf"])
+    if isinstance(names := keys.get("enum", [keys.get("const")]), list) and names != [None]:
+        return "|".join(re.escape(str(name)) for name in names)
+    said = {key: value for key, value in keys.items() if key not in ("title", "description")}
+    kind, form = said.pop("type", None), said.get("format")
+    if kind in _KEYS and not said:
+        return _KEYS[kind]
+    if kind == "string" and form in FORMATS and len(said) == 1:
+        return FORMATS[form]
+    if form in _NO_LEAP_SECOND and said.get("pattern") == _NO_LEAP_SECOND[form]:
+        return FORMATS[f"{form}-local"] + ZONE
+    if kind == "string" and said.keys() <= {"minLength", "maxLength"}:
+        return f".{{{said.get('minLength', 0)},{said.get('maxLength', '')}}}"
+    raise InvalidArgument(f"{at}: keys with bounds or of this type cannot be kept: {keys!r:.100}")
+
+
+def _escaped(key: object) -> str:
+    return str(key).replace("~", "~0").replace("/", "~1")
+
+
+def _refused(what: str, remedy: str) -> Schema:
+    return {_REFUSED: f"{what} is not supported: {remedy}"}
+
+
+def _bounded(schema: Mapping[str, Any], what: str) -> Schema | None:
+    bounds = [*_BOUNDS, "now_op"]
+    found = [bound for bound in bounds if schema.get(bound) is not None]
+    if not found:
+        return None
+    bound = f"the {schema['now_op']}" if found == ["now_op"] else f"{found[0]}="
+    return _refused(f"a {what} with a bound ({bound})", f"take any {what}, and check it afterwards")
+
+
+class Narrow(GenerateJsonSchema):
+    """Schemas as pydantic makes them, but for the types whose JSON it would not take back."""
+
+    def date_schema(self, schema: Any) -> Schema:
+        return _bounded(schema, "date") or {"type": "string", "format": "date"}
+
+    def time_schema(self, schema: Any) -> Schema:
+        return _bounded(schema, "time") or _with_zone(schema, "time")
+
+    def datetime_schema(self, schema: Any) -> Schema:
+        return _bounded(schema, "datetime") or _with_zone(schema, "date-time")
+
+    def timedelta_schema(self, schema: Any) -> Schema:
+        short = r"^[^0-9]*(?:[0-9]{1,6}[^0-9]+)*$"  # more digits can be more days than fit
+        plain = {"type": "string", "format": "duration", "pattern": short}
+        return _bounded(schema, "timedelta") or plain
+
+    def complex_schema(self, schema: Any) -> Schema:
+        return {"type": "string", "pattern": _COMPLEX}
+
+    def json_schema(self, schema: Any) -> Schema:
+        return _refused("Json, which is JSON within a string,", "take the type that it holds")
+
+    def url_schema(self, schema: Any) -> Schema:
+        return _url(schema)
+
+    def multi_host_url_schema(self, schema: Any) -> Schema:
+        return _url(schema)
+
+    def dict_schema(self, schema: Any) -> Schema:
+        out = super().dict_schema(schema)
+        values = [*out.pop("patternProperties", {}).values(), out.get("additionalProperties", True)]
+        keys = self.generate_inner(schema["keys_schema"]) if "keys_schema" in schema else {}
+        if schema.get("keys_schema", {}).get("type") == "decimal":
+            keys = keys.get("anyOf", [keys])[-1]
+        if keys and keys != {"type": "string"}:
+            out |= {"propertyNames": keys, "additionalProperties": values[0]}
+        return out
+
+    def decimal_schema(self, schema: Any) -> Schema:
+        """A number, or, where no bound has to be kept, a string with one, which loses no digit."""
+        digits, places = schema.get("max_digits"), schema.get("decimal_places")
+        number: Schema = super().decimal_schema(schema)["anyOf"][0]
+        bounded = len(number) > 1
+        if not bounded:  # larger ones are strings: of a number only a float is read
+            number |= {"minimum": -(10**15), "maximum": 10**15}
+        whole, fraction = "[0-9]*", "+"
+        if digits is not None and places is None:
+            return _refused("max_digits= without decimal_places=", "say both")
+        if places is not None:
+            if "multipleOf" in number:
+                return _refused("decimal_places= beside multiple_of=", "take one of them")
+            number["multipleOf"] = 10.0**-places if places else 1
+            fraction = f"{{1,{places}}}"
+        if digits is not None and places is not None:
+            most = 10 ** max(digits - places, 0)
+            whole = f"[0-9]{{0,{digits - places - 1}}}" if digits > places else ""
+            for bound, user, end in (
+                ("minimum", ("ge", "gt"), -most),
+                ("maximum", ("le", "lt"), most),
+            ):
+                if all(schema.get(name) is None for name in user):
+                    number.pop(bound, None)
+                    number[f"exclusiveM{bound[1:]}"] = end
+        if bounded:
+            return number
+        before = f"(?:0|[1-9]{whole})" if whole else "0"
+        behind = "" if places == 0 else rf"(?:\.[0-9]{fraction})?"
+        return {"anyOf": [number, {"type": "string", "pattern": f"^-?{before}{behind}$"}]}
+
+
+def _with_zone(schema: Mapping[str, Any], format_: str) -> Schema:
+    zoned = {"type": "string", "format": format_, "pattern": _NO_LEAP_SECOND[format_]}
+    local = {"type": "string", "format": f"{format_}-local"}
+    match schema.get("tz_constraint"):
+        case None:
+            return {"anyOf": [zoned, local]}
+        case "aware":
+            return zoned
+        case "naive":
+            return local
+        case offset:
+            return _refused(f"a {format_} in one zone ({offset!r} seconds)", "take one in any zone")
+
+
+def _url(schema: Mapping[str, Any]) -> Schema:
+    """Addresses with a host by name, which is what all kinds of them take."""
+    schemes = schema.get("allowed_schemes") or ["http", "https", "ftp", "ws", "wss"]
+    scheme = "|".join(re.escape(scheme) for scheme in schemes)
+    return {"type": "string", "pattern": rf"^(?:{scheme})://{_HOST}{_BEHIND_HOST}$"}
