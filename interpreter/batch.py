@@ -317,6 +317,8 @@ class Batch:
     ) -> ProgramState:
         for tries in itertools.count(1):
             prepared = self._prepare(args, kwargs)
+            if self._checkpoint is not None:
+                prepared.state._run.check_shape = self._checkpoint.check_shape
             try:
                 self._execute(index, prepared)
                 return prepared.state

@@ -26,6 +26,7 @@ from stemma.backend.base import Backend
 from stemma.backend.one_writer import take
 from stemma.interpreter.finished import record_of, restore
 from stemma.interpreter.json_values import encode
+from stemma.interpreter.lasting_shapes import refuse_lost_shape
 from stemma.interpreter.state import ProgramState
 from stemma.lang.errors import InvalidArgument
 
@@ -42,6 +43,7 @@ class Checkpoint:
     path: the file; it is made where it is not there. seed: of the batch, once it is open.
     encode: the record of a finished state, in JSON's types.
     decode: a state that was opened for the item, and such a record, as the item's result.
+    check_shape: refuses a generation whose value the record could not hold; None where all can.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Checkpoint:
         encode: Callable[[ProgramState], Any] = record_of,
         decode: Callable[[ProgramState, Any], Any] = restore,
     ) -> None:
+        self.check_shape = refuse_lost_shape if encode is record_of else None
         self.path = Path(path)
         self.seed: int | None = None
         self._encode, self._decode = encode, decode

@@ -42,7 +42,7 @@ def refuse_lost(kind: type[Any], what: str) -> None:
         found = None
     if found is not kind:
         raise InvalidArgument(
-            f"{what} is a {kind.__module__}.{kind.__qualname__}, a class that a checkpoint cannot "
+            f"{what}: {kind.__module__}.{kind.__qualname__} is a class that a checkpoint cannot "
             f"find again by its name: {_REMEDY}"
         )
 
@@ -122,7 +122,7 @@ def put_together(kind: type[Any], content: Any) -> Any:
         raise ValueError(f"{kind.__qualname__}: {type(error).__name__}: {error}") from error
 
 
-def _made(kind: type[Any], content: Content) -> Any:
+def _made(kind: Any, content: Content) -> Any:
     values: Content = content["fields"]
     if gone := values.keys() - _names(kind):
         raise ValueError(f"it has no field {min(gone)!r}")

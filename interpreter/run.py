@@ -27,6 +27,7 @@ from stemma.lang.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from stemma.interpreter.cursor import Cursor
+    from stemma.interpreter.lasting_shapes import ShapeCheck
 
 # How long a cancelled run waits for the backend to let go of its work before it goes on without.
 SETTLE_S = 10.0
@@ -53,6 +54,7 @@ class Run:
     stopped: why the run was cancelled. failure: what the end of a streamed run has raised, for all
         who read it.
     untold: failures that no caller is there to raise to.
+    check_shape: refuses generations of the program's own branch that a checkpoint could not keep.
     record: the texts of the branches that were forked, also of those that nothing holds any more;
         of very many the latest, for a run may go on for days. fork_numbers: one for each fork.
     """
@@ -86,6 +88,7 @@ class Run:
         self.record: list[Transcript] = []
         self.fork_numbers = itertools.count()
         self.untold = Untold(name)
+        self.check_shape: ShapeCheck | None = None
         self._failures: list[tuple[BaseException, Cursor | None]] = []
         self._seen: dict[int, BaseException] = {}  # by id; held, so that an id stays one error's
         self._told: set[int] = set()  # those of them that others than a streamed body have read

@@ -133,6 +133,8 @@ class ProgramState(Calling):
                         aside.streamed = operation.reasoning is not None
                         aside.samples = samples
                         aside.told += 1
+                if variable is not None:
+                    self._check_shape(operation)
             if isinstance(operation, Text) and operation.control:
                 check_control(operation.text, self._run.backend.control_tokens)
             tasks.append((operation, variable))
@@ -150,6 +152,12 @@ class ProgramState(Calling):
         check_captures(operation.name, shape)
         captures: tuple[str, ...] = shape.captures
         return captures
+
+    def _check_shape(self, operation: Gen) -> None:
+        if self._run.check_shape is not None and self._executor.main:
+            shape = self._setting(operation, "constraint")
+            named = operation.name or next(iter(self._asides(operation)))
+            self._run.check_shape(shape, f"the variable {named!r} of {self.label}")
 
     def _setting(self, operation: Gen, name: str) -> Any:
         """A parameter of a generation: its own, or that of the run."""

@@ -11,7 +11,7 @@ from decimal import Decimal
 from enum import Enum, Flag, IntEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Generic, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -184,7 +184,7 @@ def with_more() -> Counted:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (in_a_function(), r"it is a .*in_a_function.<locals>.Local, .*find again.*top of a module"),
+        (in_a_function(), r"it: .*in_a_function.<locals>.Local is .*find again.*top of a module"),
         (with_more(), r"it is a .*Counted with 'more', which is no field"),
         (Point("a", []), r"it is a .*Point, which its class would not make again(?s:.*)x\b"),  # type: ignore[arg-type]
         (Box(content=b"bytes"), r"it is a builtins.bytes"),
@@ -280,3 +280,90 @@ def test_the_values_of_samples_that_were_not_cut_off_are_kept(tmp_path: Path) ->
     ]
     assert read(states[0]) == read(states[1])
     assert read(states[1])[0] == (Outer.Inner(x=1), None)
+
+
+def local_types() -> dict[str, Any]:
+    class Model(BaseModel):
+        x: int
+
+    class Choice(Enum):
+        A = "a"
+
+    class Two(NamedTuple):
+        one: int
+
+    def use(it: Choice) -> None:
+        """A tool."""
+
+    use.__annotations__["it"] = Choice  # which its module does not know
+    return {
+        "Model": st.gen("it", dtype=Model),
+        "Choice": st.gen("it", dtype=Choice),
+        "Two": st.gen("it", dtype=dict[str, list[Two]]),
+        "n": st.gen("it", dtype=Model, n=2),
+        "Literal": st.gen("it", dtype=list[Literal[Choice.A]]),
+        "capture": st.gen(
+            grammar=st.seq("so: ", st.capture("it", st.Constraint.json_schema(Model)))
+        ),
+        "tool": [use],
+    }
+
+
+@pytest.mark.parametrize("which", list(local_types()))
+def test_a_class_inside_of_a_function_is_refused_before_the_model_writes(
+    which: str, tmp_path: Path
+) -> None:
+    wanted = local_types()[which]
+
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        if which == "tool":
+            s.call(wanted, "it")
+        else:
+            s += "say " + wanted
+
+    backend = st.MockBackend([])
+    with pytest.raises(InvalidArgument, match=r"variable .* of program: .*<locals>.* find again"):
+        program.run_batch([{}], backend=backend, checkpoint=tmp_path / "run.jsonl")
+    assert backend.calls == []
+
+
+def test_what_is_not_kept_may_be_of_any_class(tmp_path: Path) -> None:
+    model = local_types()["Model"]
+
+    @st.function
+    def program(s: st.ProgramState) -> Any:
+        branch = s.fork(1)[0]
+        branch += model
+        return branch["it"].x
+
+    path = tmp_path / "run.jsonl"
+    texts = st.MockBackend(['{"x":7}'])
+    for _ in "ab":
+        assert program.run_batch([{}], backend=texts, checkpoint=path)[0].value == 7
+
+
+def test_dicts_take_the_place_of_a_class_as_the_remedy_says(tmp_path: Path) -> None:
+    class Model(BaseModel):
+        x: int
+
+    @st.function
+    def program(s: st.ProgramState) -> Any:
+        s += st.gen("it", json_schema=Model.model_json_schema())
+        return Model.model_validate(s["it"]).x
+
+    path = tmp_path / "run.jsonl"
+    texts = st.MockBackend(['{"x":7}'])
+    for _ in "ab":
+        (state,) = program.run_batch([{}], backend=texts, checkpoint=path)
+        assert (state["it"], state.value) == ({"x": 7}, 7)
+
+
+def test_an_answer_without_a_name_is_no_matter_of_the_checkpoint(tmp_path: Path) -> None:
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        s += st.gen(reasoning="why", reasoning_marks=("<t>", "</t>"))
+
+    backend = st.MockBackend(["<t>so</t>yes"])
+    (state,) = program.run_batch([{}], backend=backend, checkpoint=tmp_path / "run.jsonl")
+    assert state["why"] == "so"
