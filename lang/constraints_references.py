@@ -8,6 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
+
+MAPS = ("properties", "patternProperties", "$defs", "definitions")
+LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+SINGLE = ("items", "additionalItems", "additionalProperties")
 
 
 def levels_followed(schema: object) -> int:
@@ -120,32 +125,62 @@ def _resolved(schema: object, root: object) -> Mapping[str, Any]:
 
 
 def _levels(schema: object) -> int:
-    """How many schemas lie within each other, the outermost included."""
+    """How many schemas and maps of schemas lie within each other, the outermost included."""
     deepest, stack = 0, [(schema, 1)]
     while stack:
         one, level = stack.pop()
         deepest = max(deepest, level)
-        if isinstance(one, Mapping):
-            # Definitions lie beside a schema and are counted where something refers to them.
-            below = (
-                v for k, v in one.items() if k not in ("$defs", "definitions", "const", "enum")
-            )
-            stack += [(value, level + 1) for value in below if isinstance(value, Mapping | list)]
-        elif isinstance(one, list):
-            stack += [(value, level) for value in one if isinstance(value, Mapping | list)]
+        # Definitions lie beside a schema and are counted where something refers to them.
+        stack += [
+            (below, level + (2 if key in MAPS else 1))
+            for key, _, below in _schemas_in(one)
+            if key not in ("$defs", "definitions")
+        ]
     return deepest
 
 
 def _references(schema: object) -> Iterator[str]:
-    stack = [schema]
+    for _, one in placed_schemas(schema):
+        if isinstance(one.get("$ref"), str):
+            yield one["$ref"]
+
+
+def placed_schemas(schema: object) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """All schemas of a document but true and false, each with its place as a JSON pointer."""
+    stack = [("#", schema)]
     while stack:
-        one = stack.pop()
+        place, one = stack.pop()
         if isinstance(one, Mapping):
-            if isinstance(one.get("$ref"), str):
-                yield one["$ref"]
-            stack += [value for key, value in one.items() if key not in ("const", "enum")]
-        elif isinstance(one, list):
-            stack += one
+            yield place, one
+            stack += [(f"{place}/{under}", below) for _, under, below in _schemas_in(one)][::-1]
+
+
+def _schemas_in(schema: object) -> Iterator[tuple[str, str, object]]:
+    """The schemas right within one: the keyword that each stands under, the pointer from here."""
+    if not isinstance(schema, Mapping):
+        return
+    for key, value in schema.items():
+        if key in MAPS and isinstance(value, Mapping):
+            yield from ((key, f"{key}/{escaped(name)}", one) for name, one in value.items())
+        elif key in (*LISTS, *SINGLE) and isinstance(value, list | tuple):
+            yield from ((key, f"{key}/{i}", one) for i, one in enumerate(value))
+        elif key in SINGLE:
+            yield key, key, value
+
+
+def escaped(name: str) -> str:
+    """A name as a part of a JSON pointer."""
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def leads_nowhere(reference: str, root: object) -> str:
+    """What is wrong with a `$ref` of a document in which no schema has an `$id`, as far as is plain
+    to see; empty where nothing is."""
+    if not reference.startswith("#"):
+        return f"'$ref' to another document ({reference:.200}) is not supported: put it into $defs"
+    if reference.startswith("#/") and _target(root, reference) is None:
+        return f"'$ref' leads nowhere: there is no {reference[1:]:.200}"
+    return ""
 
 
 def _target(schema: object, reference: str) -> object | None:
@@ -153,7 +188,7 @@ def _target(schema: object, reference: str) -> object | None:
     if not reference.startswith("#/"):
         return schema if reference == "#" else None
     for part in reference[2:].split("/"):
-        name = part.replace("~1", "/").replace("~0", "~")
+        name = unquote(part).replace("~1", "/").replace("~0", "~")
         if isinstance(schema, Mapping) and name in schema:
             schema = schema[name]
         elif isinstance(schema, list) and name.isdecimal() and int(name) < len(schema):

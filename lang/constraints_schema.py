@@ -11,11 +11,31 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, NoReturn, TypeGuard
+from typing import Any, NoReturn
 
 from stemma.lang.constraints_formats import FORMATS, pattern_of
 from stemma.lang.constraints_matcher import emptiness, refusal
-from stemma.lang.constraints_references import endless, exclusive, levels_followed
+from stemma.lang.constraints_numbers import (
+    COUNTS,
+    NUMBERS,
+    bounds_may_meet,
+    fault_of_constant,
+    fault_of_count,
+    fault_of_multiples,
+    fault_of_number,
+    move_open_bounds,
+)
+from stemma.lang.constraints_references import (
+    LISTS,
+    MAPS,
+    SINGLE,
+    endless,
+    escaped,
+    exclusive,
+    leads_nowhere,
+    levels_followed,
+    placed_schemas,
+)
 from stemma.lang.errors import InvalidArgument
 
 # A space or two, or one line break and its indentation, where JSON allows white space.
@@ -27,15 +47,8 @@ MOST_OPTIONAL = 400
 MOST_NESTED = 100  # schemas within schemas as written
 MOST_LEVELS = 1_000  # the same with references followed; llguidance recurses into both
 
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_SINGLE = ("items", "additionalItems", "additionalProperties")
-_PLAIN = (
-    *("$ref", "const", "enum", "type", "minItems", "maxItems", "required"),
-    *("minProperties", "maxProperties", "minLength", "maxLength", "pattern", "format"),
-    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-)
-_COUNTS = ("minItems", "maxItems", "minProperties", "maxProperties", "minLength", "maxLength")
+_PLAIN = ("$ref", "const", "enum", "type", "required", "pattern", "format", *COUNTS, *NUMBERS)
+_TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _IDENTITY = ("$id", "$anchor", "$schema")
 _NOTES = (
     *("$comment", "title", "description", "default", "examples", "deprecated", "readOnly"),
@@ -64,7 +77,7 @@ _REFUSED = {
     "nullable": 'it is of OpenAPI; write "type": ["string", "null"]',
     "x-guidance": "white space is set by whitespace=",
 }
-_KNOWN = {*_MAPS, *_LISTS, *_SINGLE, *_PLAIN, *_IDENTITY, *_NOTES, *_REFUSED}
+_KNOWN = {*MAPS, *LISTS, *SINGLE, *_PLAIN, *_IDENTITY, *_NOTES, *_REFUSED}
 _DRAFTS = (
     "json-schema.org/draft/2020-12/schema",
     "json-schema.org/draft/2019-09/schema",
@@ -88,7 +101,7 @@ def compiled_schema(schema: object, whitespace: str, named: str) -> tuple[str, l
     text = _dumps({} if prepared is True else prepared, named)
     compiled = LLMatcher.grammar_from_json_schema(text, overrides=options(whitespace, prepared))
     if message := refusal(compiled):
-        raise InvalidArgument(f"{named}: {_in_our_words(message)}")
+        raise InvalidArgument(f"{named}: {_place_of(message, prepared)}{_in_our_words(message)}")
     if reason := emptiness(compiled):
         admits = "admits nothing" if reason == "nothing" else f"is too complex: {reason}"
         raise InvalidArgument(f"{named}: the schema {admits}")
@@ -128,10 +141,17 @@ def prepared_schema(schema: object, named: str) -> tuple[object, list[str]]:
     """A schema in the words of llguidance, and what to warn of."""
     preparation = _Preparation(named, schema)
     prepared = preparation.schema(schema, "#", 0)
+    if preparation.multiples_meet:
+        values = [value for value, _ in preparation.multiples]
+        if fault := fault_of_multiples(values):
+            preparation.refuse(preparation.multiples[-1][1], fault)
+    for reference, place in () if preparation.identities else preparation.references:
+        if fault := leads_nowhere(reference, prepared):
+            preparation.refuse(place, fault)
     if levels_followed(prepared) > MOST_LEVELS:
         preparation.refuse("#", f"more than {MOST_LEVELS:,} levels with all references followed")
-    if (reference := endless(prepared)) is not None:
-        preparation.refuse(reference, "it admits nothing: each value would need another one inside")
+    if (looping := endless(prepared)) is not None:
+        preparation.refuse(looping, "it admits nothing: each value would need another one inside")
     return prepared, preparation.warnings
 
 
@@ -141,10 +161,15 @@ class _Preparation:
     def __init__(self, named: str, root: object) -> None:
         self.named = named
         self.root = root
-        self.bounds_meet = _bounds_may_meet(root)
+        self.bounds_meet = bounds_may_meet(root)
+        self.multiples: list[tuple[float, str]] = []  # with their places
+        self.multiples_meet = False
+        self.references: list[tuple[str, str]] = []
+        self.identities = False  # by which references may go
         self.warnings: list[str] = []
         draft = root.get("$schema") if isinstance(root, Mapping) else None
         self.draft7 = "draft-07" in str(draft)
+        self.tuples = self.draft7 or "2019-09" in str(draft)  # `items` may be a list
 
     def refuse(self, place: str, message: str) -> NoReturn:
         raise InvalidArgument(f"{self.named}: at {place}: {message}")
@@ -167,24 +192,25 @@ class _Preparation:
                 continue
             if key in _REFUSED:
                 self.refuse(here, f"{key!r} is not supported: {_REFUSED[key]}")
-            if key in _MAPS:
+            if key in MAPS:
                 out[key] = self._map(key, value, here, level)
-            elif key in _LISTS or (key == "items" and isinstance(value, list)):
+            elif key in LISTS or (key == "items" and isinstance(value, list | tuple)):
+                if key == "items" and not self.tuples:
+                    self.refuse(here, "a list of schemas is of earlier drafts: use prefixItems")
                 if not isinstance(value, list | tuple):
                     self.refuse(here, f"{key!r} is a list of schemas, not {value!r:.60}")
                 out[key] = [
                     self.schema(one, f"{here}/{i}", level + 1) for i, one in enumerate(value)
                 ]
-            elif key in _SINGLE:
+            elif key in SINGLE:
                 out[key] = self.schema(value, here, level + 1)
             elif key in _NOTES:
                 continue
             elif key not in _KNOWN:
                 self._unknown(key, here)
-            elif key in _COUNTS and isinstance(value, float) and value.is_integer():
-                out[key] = int(value)
             else:
-                out[key] = value
+                out[key] = self._plain(key, value, here)
+        self.multiples_meet |= "allOf" in out or _meets(out)
         if "oneOf" in out and exclusive(schema["oneOf"], self.root):
             options = out.pop("oneOf")  # of which no two can hold at once
             if "anyOf" in out:
@@ -193,7 +219,7 @@ class _Preparation:
                 out["anyOf"] = options
         self._check_width(out, f"{place}/properties")
         self._strings(out, place)
-        _move_open_bounds(out, everywhere=self.bounds_meet)
+        move_open_bounds(out, everywhere=self.bounds_meet)
         if "$schema" in out and not str(out["$schema"]).rstrip("#").endswith(_DRAFTS):
             known = ", ".join(draft.removeprefix("json-schema.org/") for draft in _DRAFTS)
             self.refuse(
@@ -201,15 +227,47 @@ class _Preparation:
             )
         return out
 
+    def _plain(self, key: str, value: Any, here: str) -> Any:
+        """The value of a keyword that has no schemas in it."""
+        fault = ""
+        if key in NUMBERS:
+            fault = fault_of_number(key, value)
+        elif key in COUNTS:
+            fault = fault_of_count(key, value)
+        elif key in ("const", "enum"):
+            fault = fault_of_constant(value)
+            if key == "enum" and not isinstance(value, list | tuple):
+                fault = f"'enum' is a list of values, not {value!r:.60}"
+        elif key == "type":
+            fault = _fault_of_type(value)
+        elif key == "required":
+            listed = isinstance(value, list | tuple)
+            if not listed or not all(isinstance(name, str) for name in value):
+                fault = f"'required' is a list of names, not {value!r:.60}"
+        elif key == "$ref":
+            if isinstance(value, str):
+                self.references.append((value, here))
+            else:
+                fault = f"'$ref' is a string, not {value!r:.60}"
+        elif key == "$id":
+            self.identities = True
+        if fault:
+            self.refuse(here, fault)
+        if key == "multipleOf":
+            self.multiples.append((value, here))
+        return int(value) if key in COUNTS else value
+
     def _map(self, key: str, value: object, here: str, level: int) -> dict[str, Any]:
         if not isinstance(value, Mapping):
             self.refuse(here, f"{key!r} is an object of schemas, not {value!r:.60}")
         out = {}
         for name, one in value.items():
+            if not isinstance(name, str):
+                self.refuse(here, f"a name is a string, not {name!r:.60}")
             pattern = name
             if key == "patternProperties":
                 pattern = self._pattern(name, here)
-            out[pattern] = self.schema(one, f"{here}/{_escaped(name)}", level + 1)
+            out[pattern] = self.schema(one, f"{here}/{escaped(name)}", level + 1)
         return out
 
     def _check_width(self, out: dict[str, Any], here: str) -> None:
@@ -266,55 +324,21 @@ class _Preparation:
         )
 
 
-_ENDS = (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1))
-_BOUNDS = {name for open_, closed, _ in _ENDS for name in (open_, closed)}
+def _meets(schema: Mapping[str, Any]) -> bool:
+    """Whether a schema holds together with one that it refers to or has among its cases."""
+    others = {"$ref", "anyOf", "oneOf"} & schema.keys()
+    own = {"multipleOf", "properties", "patternProperties", *SINGLE, "prefixItems"} & schema.keys()
+    return len(others) > 1 or bool(others and own)
 
 
-def _bounds_may_meet(root: object) -> bool:
-    """Whether several schemas of a document bound numbers, and some hold together."""
-    bounded, together, waiting, seen = 0, False, [root], set[int]()
-    while waiting:
-        one = waiting.pop()
-        if not isinstance(one, Mapping | list) or id(one) in seen:
-            continue
-        seen.add(id(one))
-        if isinstance(one, Mapping):
-            bounded += not _BOUNDS.isdisjoint(one)
-            together = together or not {"allOf", "anyOf", "oneOf", "$ref"}.isdisjoint(one)
-            waiting += one.values()
-        else:
-            waiting += one
-    return together and bounded > 1
-
-
-def _move_open_bounds(out: dict[str, Any], *, everywhere: bool) -> None:
-    """Where a bound next to zero is an integer and open, and the other one is less than one away: a
-    bound a hair inside. llguidance lets the integer itself in there.
-
-    everywhere: for all open integers, for what else bounds the number may stand somewhere else.
-    """
-    low, high = (out.get(open_, out.get(closed)) for open_, closed, _ in _ENDS)
-    near = None  # the one next to zero, if the other is less than one away
-    if _is_number(low) and _is_number(high) and 0 < high - low < 1 and not low < 0 < high:
-        near = low if abs(low) < abs(high) else high
-    for (open_, closed, inside), bound in zip(_ENDS, (low, high), strict=True):
-        if open_ not in out or not _is_number(bound) or bound != int(bound):
-            continue
-        if everywhere or bound == near:
-            del out[open_]
-            moved = bound + inside * max(abs(bound) * _HAIR, _LEAST)
-            out[closed] = (max if inside > 0 else min)(moved, out.get(closed, moved))
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-_HAIR, _LEAST = 2.0**-48, 1e-60
-
-
-def _escaped(name: object) -> str:
-    return str(name).replace("~", "~0").replace("/", "~1")
+def _fault_of_type(value: object) -> str:
+    names = value if isinstance(value, list | tuple) else [value]
+    for name in names:
+        if name not in _TYPES:
+            near = difflib.get_close_matches(str(name), _TYPES, n=1)
+            meant = f"; did you mean {near[0]!r}?" if near else ""
+            return f"{name!r:.60} is no type; these are: {', '.join(_TYPES)}{meant}"
+    return ""
 
 
 def _dumps(schema: object, named: str) -> str:
@@ -331,6 +355,18 @@ def _dumps(schema: object, named: str) -> str:
     return text
 
 
+def _place_of(message: str, prepared: object) -> str:
+    """Where in a schema stands what llguidance refuses without saying where, if that is plain."""
+    if message.startswith("oneOf constraints"):
+        key = "oneOf"
+    elif message.startswith("patternProperty regexes"):
+        key = "patternProperties"
+    else:
+        return ""
+    places = [f"{place}/{key}" for place, schema in placed_schemas(prepared) if key in schema]
+    return f"at {places[0]}: " if len(places) == 1 else f"at one of {', '.join(places[:5])}: "
+
+
 def _in_our_words(message: str) -> str:
     """llguidance's message without its own options, with the remedy."""
     if message.startswith("oneOf constraints"):
@@ -338,6 +374,12 @@ def _in_our_words(message: str) -> str:
             "'oneOf' is supported only where its schemas evidently exclude each other (by type, or "
             "by a constant property): use anyOf"
         )
+    if "Regex is empty" in message:
+        return (
+            "the schema admits nothing: what it says of a string or a number has no text in common"
+        )
+    if found := re.match(r"patternProperty regexes (.*) are not disjoint", message):
+        return f"'patternProperties' is supported only where no name fits two of them: {found[1]}"
     if message.startswith("Unsatisfiable schema: "):
         return f"the schema admits nothing: {message.removeprefix('Unsatisfiable schema: ')}"
     if found := re.match(r"Resource '([^']*)' is not present", message):

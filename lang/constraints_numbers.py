@@ -1,0 +1,172 @@
+"""Numbers in a JSON Schema: what llguidance holds exactly, and what it has to be told otherwise.
+
+It keeps bounds and constants as floats, bounds of integers in 64 bits, and `multipleOf` as a
+decimal of 32 bits, and rounds or cuts without a word what does not fit. Used by
+`constraints_schema.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, TypeGuard
+
+EXACT = 2**53  # up to here every integer is a float of its own
+SMALLEST = 1e-60  # llguidance writes bounds digit by digit, in a regex that nests with each
+MOST_COUNT = 2**31  # llguidance's regexes count in 32 bits
+MOST_MULTIPLE = 5_000  # each digit of a number leads to one of so many states: half a second
+_WORD = 2**32
+
+COUNTS = ("minItems", "maxItems", "minProperties", "maxProperties", "minLength", "maxLength")
+NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+
+
+def fault_of_number(key: str, value: object) -> str:
+    """What is wrong with the value of a key of `NUMBERS`, or cannot be held; empty where nothing
+    is."""
+    if isinstance(value, bool) and key.startswith("exclusive"):
+        closed = "minimum" if key.endswith("Minimum") else "maximum"
+        return f"{value} is of draft 4; give the bound itself, in place of {closed!r}"
+    if not is_number(value):
+        return f"{key!r} is a number, not {value!r:.60}"
+    if key == "multipleOf":
+        return _fault_of_multiple(value)
+    if abs(value) > EXACT or (abs(value) == EXACT and key.startswith("exclusive")):
+        return f"{_shown(value)} is beyond 2**53, up to which bounds are exact: leave it out"
+    if 0 < abs(value) < SMALLEST:
+        return f"{value} is closer to zero than {SMALLEST:g}: give zero"
+    return ""
+
+
+def fault_of_count(key: str, value: object) -> str:
+    """The same of a key of `COUNTS`."""
+    if not is_number(value) or value < 0 or value != value // 1:
+        return f"{key!r} is a whole number from 0 on, not {_shown(value)}"
+    if value > MOST_COUNT:
+        return f"{_shown(value)} is too large; at most {MOST_COUNT:,} is taken: leave it out"
+    return ""
+
+
+def fault_of_constant(value: object) -> str:
+    """The same of a value of `const` or `enum`, with all that is in it."""
+    waiting, seen = [value], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, int) and abs(one) > EXACT:
+            return (
+                f"{_shown(one)} is beyond 2**53, up to which integers are exact: "
+                "write it as a string"
+            )
+        if not isinstance(one, Mapping | list | tuple) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if not isinstance(one, Mapping):
+            waiting += one
+            continue
+        for name in one:
+            if not isinstance(name, str):
+                return f"the name of a property is a string, not {name!r:.60}"
+        waiting += one.values()
+    return ""
+
+
+def _fault_of_multiple(value: float) -> str:
+    if not 0 < value < math.inf:
+        return f"'multipleOf' is more than 0, not {value}"
+    if value > MOST_MULTIPLE or _decimal(value)[0] > MOST_MULTIPLE:
+        return (
+            f"{_shown(value)} has too many digits; at most {MOST_MULTIPLE:,} is taken, "
+            "with the point anywhere in it"
+        )
+    scaled = float(value)
+    while scaled != int(scaled):  # as llguidance finds the digits
+        scaled *= 10
+    if scaled != _decimal(value)[0]:
+        return f"{value} cannot be held as a decimal: take a bound, or another unit"
+    return ""
+
+
+def fault_of_multiples(multiples: list[float]) -> str:
+    """What is wrong with multiples that may hold together; empty where nothing is."""
+    digits = max((_decimal(value)[1] for value in multiples), default=0)
+    scaled = {int(Fraction(repr(value)) * 10 ** max(digits, 0)) for value in multiples}
+    together = math.lcm(*scaled)
+    coefficient, _ = _reduced(together, digits)
+    if coefficient <= MOST_MULTIPLE and together * max(scaled, default=1) < _WORD:
+        return ""
+    listed = ", ".join(str(value) for value in dict.fromkeys(multiples))
+    return (
+        f"these may hold together, and cannot be taken so: {listed:.100}; write one 'multipleOf' "
+        f"with what they have in common, of at most {MOST_MULTIPLE:,}"
+    )
+
+
+def _decimal(value: float) -> tuple[int, int]:
+    """A positive number as a coefficient and how many of its digits stand behind the point."""
+    _, figures, exponent = Decimal(repr(value)).as_tuple()
+    return _reduced(int("".join(map(str, figures))), -int(exponent))
+
+
+def _reduced(coefficient: int, digits: int) -> tuple[int, int]:
+    while digits > 0 and coefficient % 10 == 0:
+        coefficient, digits = coefficient // 10, digits - 1
+    return (coefficient * 10 ** max(-digits, 0), max(digits, 0))
+
+
+_ENDS = (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1))
+_BOUNDS = {name for open_, closed, _ in _ENDS for name in (open_, closed)}
+
+
+def bounds_may_meet(root: object) -> bool:
+    """Whether several schemas of a document bound numbers, and some hold together."""
+    bounded, together, waiting, seen = 0, False, [root], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if not isinstance(one, Mapping | list) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, Mapping):
+            bounded += not _BOUNDS.isdisjoint(one)
+            together = together or not {"allOf", "anyOf", "oneOf", "$ref"}.isdisjoint(one)
+            waiting += one.values()
+        else:
+            waiting += one
+    return together and bounded > 1
+
+
+def move_open_bounds(out: dict[str, Any], *, everywhere: bool) -> None:
+    """Where a bound next to zero is an integer and open, and the other one is less than one away: a
+    bound a hair inside. llguidance lets the integer itself in there.
+
+    everywhere: for all open integers, for what else bounds the number may stand somewhere else.
+    """
+    low, high = (out.get(open_, out.get(closed)) for open_, closed, _ in _ENDS)
+    near = None  # the one next to zero, if the other is less than one away
+    if is_number(low) and is_number(high) and 0 < high - low < 1 and not low < 0 < high:
+        near = low if abs(low) < abs(high) else high
+    for (open_, closed, inside), bound in zip(_ENDS, (low, high), strict=True):
+        if open_ not in out or not is_number(bound) or bound != int(bound):
+            continue
+        if everywhere or bound == near:
+            del out[open_]
+            # Never as far as the next integer, which is the next float where floats are sparse.
+            hair = min(max(abs(bound) * _HAIR, SMALLEST), 0.5)
+            moved = bound + inside * hair
+            if moved == bound:
+                moved += inside
+            out[closed] = (max if inside > 0 else min)(moved, out.get(closed, moved))
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, int) and value.bit_length() > 300:
+        return "an integer of so many digits"
+    return f"{value!r:.60}"
+
+
+_HAIR = 2.0**-48
