@@ -8,6 +8,7 @@ decimal of 32 bits, and rounds or cuts without a word what does not fit. Used by
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from decimal import Decimal
 from fractions import Fraction
@@ -157,6 +158,42 @@ def move_open_bounds(out: dict[str, Any], *, everywhere: bool) -> None:
             if moved == bound:
                 moved += inside
             out[closed] = (max if inside > 0 else min)(moved, out.get(closed, moved))
+
+
+def add_short_forms(out: dict[str, Any]) -> None:
+    """Beside the bounds of a number, what llguidance leaves out there: the numbers that end where
+    the bound farther from zero goes on, as 0.9 and 0.92 below 0.925."""
+    bounds = {key: out[key] for key in out if key in _BOUNDS}
+    if out.get("type") == "integer":
+        return
+    short = dict.fromkeys(
+        number
+        for key, bound in bounds.items()
+        if (bound > 0) == key.endswith("aximum")
+        for number in _beginnings(bound)
+        if _within(number, bounds)
+    )
+    if short:
+        for key in bounds:
+            del out[key]
+        cases = [bounds, *({"const": number} for number in short)]
+        out["allOf"] = [*out.get("allOf", []), {"anyOf": cases}]
+
+
+def _beginnings(bound: float) -> list[float]:
+    """A number cut off behind each of its decimals but the last."""
+    whole, _, decimals = f"{Decimal(repr(bound)):f}".partition(".")
+    return [float(f"{whole}.{decimals[:end]}") for end in range(1, len(decimals))]
+
+
+def _within(number: float, bounds: Mapping[str, float]) -> bool:
+    inside = {
+        "minimum": operator.ge,
+        "maximum": operator.le,
+        "exclusiveMinimum": operator.gt,
+        "exclusiveMaximum": operator.lt,
+    }
+    return all(inside[key](number, bound) for key, bound in bounds.items())
 
 
 def is_number(value: object) -> TypeGuard[float]:

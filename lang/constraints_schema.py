@@ -18,6 +18,7 @@ from stemma.lang.constraints_matcher import emptiness, refusal
 from stemma.lang.constraints_numbers import (
     COUNTS,
     NUMBERS,
+    add_short_forms,
     bounds_may_meet,
     fault_of_constant,
     fault_of_count,
@@ -220,6 +221,7 @@ class _Preparation:
         self._check_width(out, f"{place}/properties")
         self._strings(out, place)
         move_open_bounds(out, everywhere=self.bounds_meet)
+        add_short_forms(out)
         if "$schema" in out and not str(out["$schema"]).rstrip("#").endswith(_DRAFTS):
             known = ", ".join(draft.removeprefix("json-schema.org/") for draft in _DRAFTS)
             self.refuse(

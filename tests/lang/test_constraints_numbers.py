@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import time
 from typing import Annotated, Any, Literal
 
+import jsonschema
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as hs
 from pydantic import Field
 
 from stemma.errors import InvalidArgument
@@ -128,6 +132,48 @@ def test_an_open_bound_that_is_moved_never_passes_the_next_integer(bound: int) -
     both = [{"exclusiveMaximum": bound}, {"minimum": 0}]
     under = Constraint.json_schema({**_INT, "allOf": both})
     assert [under.matches(str(bound + i)) for i in (-1, 0, 1)] == [True, False, False]
+
+
+_DECIMALS = hs.integers(-1_500, 1_500).map(lambda number: number / 1_000)
+
+
+@settings(max_examples=150, deadline=None)
+@given(hs.data())
+def test_bounds_with_decimals_take_every_number_between_them(data: hs.DataObject) -> None:
+    low, high = sorted(data.draw(hs.tuples(_DECIMALS, _DECIMALS), label="bounds"))
+    names = data.draw(hs.sampled_from(_PAIRS), label="names")
+    schema: dict[str, Any] = {"type": "number", **dict(zip(names, (low, high), strict=True))}
+    if data.draw(hs.booleans(), label="apart"):
+        schema = {"type": "number", "allOf": [{k: v} for k, v in schema.items() if k != "type"]}
+    known = jsonschema.Draft202012Validator(schema)
+    tried = [cut(bound, digits) for bound in (low, high) for digits in (0, 1, 2, 3)]
+    tried += data.draw(hs.lists(_DECIMALS, max_size=5), label="others")
+    try:
+        constraint = Constraint.json_schema(schema)
+    except InvalidArgument:  # nothing lies between
+        assert not any(map(known.is_valid, tried))
+        return
+    for number in tried:
+        number = int(number) if number == int(number) else number
+        assert constraint.matches(str(number)) == known.is_valid(number), number
+
+
+_PAIRS = [(f"{a}inimum", f"{b}aximum") for a in ("m", "exclusiveM") for b in ("m", "exclusiveM")]
+
+
+def cut(number: float, digits: int) -> float:
+    """A number without the decimals behind so many."""
+    return math.trunc(number * 10**digits) / 10**digits
+
+
+def test_a_number_may_end_before_its_bound_does() -> None:
+    fits = {"type": "number", "multipleOf": 0.01, "minimum": 0.015, "maximum": 0.025}
+    constraint = Constraint.json_schema(fits)
+    assert constraint.matches("0.02")
+    assert set(constraint.examples(5)) == {"0.02"}
+    field = Constraint.of_type(list[Annotated[float, Field(ge=0, le=0.95)]])
+    assert field.parse("[0.9, 0.95, 0]") == [0.9, 0.95, 0.0]
+    assert not field.matches("[0.96]")
 
 
 def test_a_multiple_costs_little() -> None:
