@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from stemma.lang.constraints_matcher import emptiness, refusal
-from stemma.lang.constraints_schema import options, prepared_schema
+from stemma.lang.constraints_schema import compiled_prepared, options, prepared_schema
 from stemma.lang.errors import InvalidArgument
 
 MOST_PARTS = 2_000  # rules, groups and repetitions; llguidance recurses into them
@@ -139,6 +139,7 @@ class _Analysis:
         where = f"{self.named}: %json in line {self.lark.count(chr(10), 0, begin) + 1}"
         prepared, warnings = prepared_schema(schema, where)
         self.warnings += warnings
+        compiled_prepared(prepared, "flexible", where)  # which says what it refuses, and where
         if isinstance(prepared, dict):
             prepared["x-guidance"] = options("flexible", prepared)
         lines = self.lark.count("\n", begin, end)

@@ -94,9 +94,14 @@ def compiled_schema(schema: object, whitespace: str, named: str) -> tuple[str, l
     """
     if whitespace not in WHITESPACE:
         raise InvalidArgument(f"whitespace={whitespace!r}: must be one of {', '.join(WHITESPACE)}")
+    prepared, warnings = prepared_schema(schema, named)
+    return compiled_prepared(prepared, whitespace, named), warnings
+
+
+def compiled_prepared(prepared: object, whitespace: str, named: str) -> str:
+    """The grammar of what `prepared_schema` gives; raises the same."""
     from llguidance import LLMatcher
 
-    prepared, warnings = prepared_schema(schema, named)
     if prepared is False:
         raise InvalidArgument(f"{named}: the schema admits nothing: it is false")
     text = _dumps({} if prepared is True else prepared, named)
@@ -106,7 +111,7 @@ def compiled_schema(schema: object, whitespace: str, named: str) -> tuple[str, l
     if reason := emptiness(compiled):
         admits = "admits nothing" if reason == "nothing" else f"is too complex: {reason}"
         raise InvalidArgument(f"{named}: the schema {admits}")
-    return compiled, warnings
+    return compiled
 
 
 def options(whitespace: str, prepared: object) -> Any:

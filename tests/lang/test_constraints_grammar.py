@@ -83,6 +83,14 @@ def test_gbnf_is_taken_too() -> None:
         ('start: a\na[stop="x"]: /.*/\n', "'stop' is not supported in a grammar"),
         ('start: %json {"type":}\n', "the JSON here is malformed: Expecting value"),
         (
+            'start: %json {"items": {"oneOf": [{"type": "integer"}, {"minimum": 2}]}}\n',
+            "grammar: %json in line 1: at #/items/oneOf: 'oneOf' is supported only where",
+        ),
+        (
+            'start: %json {"type": "string", "pattern": "^a$", "minLength": 3}\n',
+            "grammar: %json in line 1: the schema admits nothing: what it says of a string",
+        ),
+        (
             'start: a\na: %json {\n"type": "integer",\n"not": {}}\n',
             "grammar: %json in line 2: at #/not: 'not' is not supported",
         ),
