@@ -68,6 +68,11 @@ def compiled_grammar(source: str) -> tuple[str, list[str]]:
         analysis.refuse_as_llguidance_does(message)
     analysis.check_ends()
     if reason := emptiness(compiled):
+        if "has_lowest_match" in reason:  # on which llguidance panics
+            raise InvalidArgument(
+                "grammar: a rule with [lazy] may be empty here, and always would be: take `+` in "
+                "place of `*`, or leave the rule out"
+            )
         matches = "matches nothing" if reason == "nothing" else f"is too complex: {reason}"
         raise InvalidArgument(f"grammar: it {matches}")
     return compiled, analysis.warnings

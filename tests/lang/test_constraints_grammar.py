@@ -83,6 +83,10 @@ def test_gbnf_is_taken_too() -> None:
         ('start: a\na[stop="x"]: /.*/\n', "'stop' is not supported in a grammar"),
         ('start: %json {"type":}\n', "the JSON here is malformed: Expecting value"),
         (
+            'start: a b\na[lazy]: /.*/\nb: "q"\n',
+            "grammar: a rule with [lazy] may be empty here, and always would be: take `+`",
+        ),
+        (
             'start: %json {"items": {"oneOf": [{"type": "integer"}, {"minimum": 2}]}}\n',
             "grammar: %json in line 1: at #/items/oneOf: 'oneOf' is supported only where",
         ),
