@@ -13,18 +13,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from stemma.interpreter.sglang_names import SglangNames
-from stemma.interpreter.tasks import Define
+from stemma.interpreter.tasks import Call, Define
 from stemma.interpreter.tracing import TracingBackend, placeholder
 from stemma.interpreter.variable import Variable
 from stemma.lang.errors import InvalidArgument
 from stemma.lang.gen import gen
-from stemma.lang.ops import Chain, Expr, Operation, RoleBegin, RoleEnd, Text, operations
+from stemma.lang.ops import Chain, Expr, Gen, Operation, RoleBegin, RoleEnd, Text, operations
 from stemma.lang.primitives import check_name
 from stemma.lang.tools import (
     PLAIN,
+    CallReader,
     Tool,
     ToolCall,
     told_error,
@@ -75,8 +76,9 @@ class Calling(SglangNames, ABC):
             in one of its own. Else the call is plain text and `result` is OBSERVATION; where there
             are messages and none is open, the assistant says the call and the user the result.
             Of a tool that returns None, nothing is appended (in plain text the line is ended).
-        on_error: what becomes of an exception in the tool. "observe" appends its type and text in
-            place of the result; "raise" raises it, with nothing appended.
+        on_error: what becomes of an exception in the tool, in a validator of its arguments, or of a
+            result that cannot be told. "observe" appends its type and text in place of the result;
+            "raise" raises it, with nothing appended.
         settings: of `gen`, as `max_tokens` and `temperature`.
 
         Raises InvalidArgument for what is no tool, for an async tool (that is for `acall`), and
@@ -90,7 +92,7 @@ class Calling(SglangNames, ABC):
         for variable in calling.write():
             self._run.wait(variable)
         with calling.trying():
-            calling.result = calling.run()
+            calling.take(calling.run())
         return calling.end()
 
     async def acall(
@@ -109,7 +111,7 @@ class Calling(SglangNames, ABC):
             await variable.wait_async()
         with calling.trying():
             value = calling.run()
-            calling.result = await value if inspect.isawaitable(value) else value
+            calling.take(await value if inspect.isawaitable(value) else value)
         return calling.end()
 
     def tools(self, tools: Tools) -> Chain:
@@ -137,7 +139,7 @@ class Calling(SglangNames, ABC):
 class _Call:
     """One call on its way: written, run, appended.
 
-    called: as the model has written it. result: what the function has returned.
+    called: as the model has written it. result: what the function has returned. told: that as text.
     """
 
     def __init__(
@@ -159,6 +161,7 @@ class _Call:
         self.inside = state._open_role is not None
         self.alone = not self.inside and bool(state._roles)
         self.result: Any = None
+        self.told: str | None = None
 
     def refuse_async_tools(self) -> None:
         for tool in self.tools.values():
@@ -179,9 +182,11 @@ class _Call:
                 before = form.behind
         drawn, closing = _cut_before_control(state, form.after)
         shape = tools_constraint(self.tools.values(), replace(form, after=drawn))
+        self.read = cast(CallReader, shape.read)
+        (written,) = operations(gen(self.name, n=1, constraint=shape, **self.settings))
         call = (
             *([_template_text(state, before)] if before else []),
-            *operations(gen(self.name, n=1, constraint=shape, **self.settings)),
+            Call.of(cast(Gen, written)),
             *([_template_text(state, closing)] if closing else []),
         )
         state.append(Chain(_message("assistant", call) if self.alone else call))
@@ -196,8 +201,20 @@ class _Call:
         if self.called.error is None:
             return self.tools[self.called.name].function(**self.called.arguments)
         if self.raises:
+            self.read.arguments(self.called.text)  # raises what the types have raised
             raise InvalidArgument(f"its types do not take the arguments: {self.called.error}")
         return None
+
+    def take(self, value: Any) -> None:
+        """Keep what the function has returned, and what the model is told of it; of an iterator a
+        list, since it can be read only once."""
+        self.result = list(value) if isinstance(value, Iterator) else value
+        if inspect.iscoroutine(value):
+            return
+        try:
+            self.told = told_result(self.result)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"tool {self.called.name}: {error}") from error
 
     @contextmanager
     def trying(self) -> Iterator[None]:
@@ -215,11 +232,12 @@ class _Call:
         """Append what came out, and keep the call as the variable's value."""
         if inspect.iscoroutine(self.result):
             self.result.close()
+            self._keep()
             raise InvalidArgument(
                 f"tool {self.called.name} returned a coroutine, of which nothing has run: write it "
                 "as `async def`, and `await s.acall(...)`"
             )
-        observed = self.called.error or told_result(self.result)
+        observed = self.called.error or self.told
         self.called = replace(self.called, result=self.result, observation=observed)
         self.state.append(self._observed(observed))
         self._keep()

@@ -14,7 +14,7 @@ from stemma.interpreter.events import Forked, Selected, VariableFinished, Variab
 from stemma.interpreter.flight import Flight, draws_of
 from stemma.interpreter.landing import Landing, land_choice, land_generation, land_score
 from stemma.interpreter.run import Run
-from stemma.interpreter.tasks import Define, Fork, Task, Tokens
+from stemma.interpreter.tasks import Call, Define, Fork, Task, Tokens
 from stemma.interpreter.transcript import Piece, Transcript
 from stemma.interpreter.variable import Variable
 from stemma.lang.ops import (
@@ -145,7 +145,8 @@ class Executor(Cursor):
             match operation:
                 case Gen():
                     flight.finish_relays(results[0].text)
-                    self._arrive(land_generation(flight, operation, results))
+                    landing = land_generation(flight, operation, results)
+                    self._arrive(landing, completed=not isinstance(operation, Call))
                 case Select():
                     self._choose(flight, operation, results[0])
                 case Score():
@@ -163,15 +164,20 @@ class Executor(Cursor):
             self._listeners.tell(Selected(self.label, name, text, meta.probabilities))
         self._arrive(landing)
 
-    def _arrive(self, landing: Landing) -> None:
-        """Write what an operation has come to; its variables can be read from here on."""
+    def _arrive(self, landing: Landing, *, completed: bool = True) -> None:
+        """Write what an operation has come to; its variables can be read from here on.
+
+        completed: what can be read is final; else the program tells the run of it.
+        """
         self.transcript.own += landing.pieces
         for value in landing.values:
             value.resolve()
         if self._listeners:
             for value in landing.values:
                 if value.name is not None:
-                    self._listeners.tell(VariableFinished(self.label, value.name, value.told))
+                    final = completed or value.unreadable is not None
+                    tell = self._listeners.tell if final else self._listeners.tell_readers
+                    tell(VariableFinished(self.label, value.name, value.told))
 
     def _count(self, usage: Usage) -> None:
         self.transcript.usages.append(usage)

@@ -26,6 +26,10 @@ class Listeners:
 
     def tell(self, event: Event) -> None:
         self.tell_run(event)
+        self.tell_readers(event)
+
+    def tell_readers(self, event: Event) -> None:
+        """An event that only readers of the text are told."""
         for feed in self._readers:
             feed.put(event)
 

@@ -6,11 +6,11 @@ Queued by `state.py`, executed by `executor.py`.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from stemma.interpreter.variable import Variable
-from stemma.lang.ops import Operation
+from stemma.lang.ops import Gen, Operation
 
 if TYPE_CHECKING:
     from stemma.interpreter.executor import Executor
@@ -24,6 +24,16 @@ class Fork(Operation):
     """Split the branch; `children` have been taking operations since `fork` returned."""
 
     children: tuple[Executor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Gen):
+    """A generation whose value the program completes and then tells by `Define`, unless it is
+    unreadable."""
+
+    @classmethod
+    def of(cls, gen: Gen) -> Call:
+        return cls(**{each.name: getattr(gen, each.name) for each in fields(gen)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Annotated, Any, NotRequired, get_type_hints
 from weakref import WeakKeyDictionary
 
-from stemma.lang.constraints import Constraint
+from stemma.lang.constraints import Constraint, warn
 from stemma.lang.constraints_matcher import refusal
 from stemma.lang.constraints_schema import compiled_schema, options, prepared_schema
 from stemma.lang.constraints_types import Reader, described
@@ -50,7 +50,8 @@ class Tool:
 
         Types are those that pydantic knows; a parameter with a default may be left out. A docstring
         in Google's, NumPy's or Sphinx's style may describe parameters. Raises InvalidArgument for
-        what cannot be called by such arguments, with the remedy.
+        what cannot be called by such arguments, with the remedy; warns (ConstraintWarning), the
+        first time, of what seems not meant in a type's schema.
         """
         if isinstance(function, Tool):
             return function
@@ -60,6 +61,8 @@ class Tool:
             kept, key = _of_methods, function.__func__
         if (shape := kept.get(key)) is None:
             shape = kept[key] = _shape(function)
+            for message in shape.constraint.warnings:
+                warn(f"tool {shape.name}: {message}")
         return Tool(shape.name, shape.description, shape.parameters, shape.constraint, function)
 
     @property
@@ -142,7 +145,7 @@ def tools_constraint(tools: Iterable[Any], form: CallForm = PLAIN) -> Constraint
     """
     known = tools_of(tools).values()
     compiled = _compiled(tuple((t.name, json.dumps(t.parameters)) for t in known), form)
-    read = _CallReader(tuple((t.name, t.constraint.read) for t in known), form)
+    read = CallReader(tuple((t.name, t.constraint.read) for t in known), form)
     return Constraint(f"tools=[{', '.join(t.name for t in known)}]"[:80], compiled, read)
 
 
@@ -169,39 +172,62 @@ def _quoted(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _CallReader:
+class CallReader:
     """Reads a call. It holds no function: what is remembered with it keeps none alive."""
 
     readers: tuple[tuple[str, Reader], ...]
     form: CallForm
 
     def __call__(self, text: str) -> ToolCall:
-        between, after = self.form.between, self.form.after
-        name, read = max(
-            (each for each in self.readers if text.startswith(each[0] + between)),
-            key=lambda each: len(each[0]),
-        )
-        arguments = text[len(name + between) : len(text) - len(after)]
+        name, read, arguments = self._parts(text)
         try:
             return ToolCall(name, read(arguments), text)
         except Exception as error:  # of a validator, which is the program's
             return ToolCall(name, json.loads(arguments), text, error=told_error(error))
 
+    def arguments(self, text: str) -> Any:
+        """The typed arguments of a call alone. Raises what their types raise."""
+        _, read, arguments = self._parts(text)
+        return read(arguments)
+
+    def _parts(self, text: str) -> tuple[str, Reader, str]:
+        between, after = self.form.between, self.form.after
+        name, read = max(
+            (each for each in self.readers if text.startswith(each[0] + between)),
+            key=lambda each: len(each[0]),
+        )
+        return name, read, text[len(name + between) : len(text) - len(after)]
+
 
 def told_result(result: Any) -> str | None:
-    """What a model is told that a tool has returned: a text as it is, everything else as JSON. None
-    for None."""
+    """What a model is told that a tool has returned: a text as it is, everything else as JSON, with
+    NaN and Infinity as Python writes them. None for None.
+
+    Raises InvalidArgument for what cannot be told, as bytes that are no text.
+    """
     if result is None:
         return None
-    plain = _plain(result, fallback=str)
-    return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
+    try:
+        plain = _plain(result, fallback=str)
+        told = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
+        told.encode()  # no text has half of a surrogate pair
+    except Exception as error:  # of the program's own serializers, too
+        raise InvalidArgument(
+            f"its result, a {type(result).__qualname__}, cannot be told as JSON "
+            f"({type(error).__name__}: {error}): return a text, or what JSON has a form for"
+        ) from error
+    return told
 
 
 def _plain(value: Any, fallback: Callable[[Any], Any] | None = None) -> Any:
-    """A value in JSON's types. Raises ValueError for what has no such form, without a fallback."""
-    from pydantic import TypeAdapter
+    """A value in JSON's types; NaN and infinities as they are. Raises ValueError for what has no
+    such form, without a fallback."""
+    from pydantic import ConfigDict, TypeAdapter
 
-    return TypeAdapter(Any).serializer.to_python(value, mode="json", fallback=fallback)
+    constants = ConfigDict(ser_json_inf_nan="constants")
+    return TypeAdapter(Any, config=constants).serializer.to_python(
+        value, mode="json", fallback=fallback
+    )
 
 
 def told_error(error: BaseException) -> str:
@@ -214,7 +240,8 @@ def told_error(error: BaseException) -> str:
             f"{'.'.join(map(str, one['loc']))}: {one['msg']}".removeprefix(": ")
             for one in error.errors(include_url=False)
         )
-    return f"{type(error).__name__}: {said}".removesuffix(": ")
+    told = f"{type(error).__name__}: {said}".removesuffix(": ")
+    return told.encode(errors="replace").decode()  # no text has half of a surrogate pair
 
 
 # From a function to what a model must know of it
@@ -322,4 +349,6 @@ def _tidy(schema: Schema, signature: inspect.Signature) -> None:
         default = signature.parameters[name].default
         if default is not inspect.Parameter.empty:
             with suppress(ValueError):  # one that JSON cannot tell
-                one["default"] = _plain(default)
+                plain = _plain(default)
+                json.dumps(plain, allow_nan=False)
+                one["default"] = plain

@@ -6,12 +6,13 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import AfterValidator, BaseModel
+from pydantic import AfterValidator, BaseModel, ValidationError
 from transformers import PreTrainedTokenizerFast
 
 import stemma as st
@@ -178,9 +179,73 @@ def test_arguments_that_a_validator_refuses_are_observed_or_raised() -> None:
     call = program.run("observe", backend=st.MockBackend(['halve({"x": 3})'])).value
     assert call.arguments == {"x": 3}
     assert call.observation == "ValidationError: x: Value error, odd"
-    with pytest.raises(st.errors.InvalidArgument, match=r"do not take .*odd") as caught:
+    with pytest.raises(ValidationError, match="odd") as caught:
         program.run("raise", backend=st.MockBackend(['halve({"x": 3})']))
     assert caught.value.__notes__[0].startswith("in tool halve, called as")
+
+
+def test_what_a_validator_raises_is_raised_as_it_is() -> None:
+    class OwnError(Exception):
+        pass
+
+    def own(x: int) -> int:
+        raise OwnError("mine")
+
+    def take(x: int) -> None:
+        """A tool."""
+
+    take.__annotations__["x"] = Annotated[int, AfterValidator(own)]
+
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        s.call([take], on_error="raise")
+
+    with pytest.raises(OwnError, match="mine"):
+        program.run(backend=st.MockBackend(['take({"x": 3})']))
+
+
+def circular() -> list[Any]:
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
+@pytest.mark.parametrize(
+    "made",
+    [lambda: b"\xff", circular, lambda: "\ud800", lambda: ["\ud800"]],
+    ids=["bytes", "circular", "surrogate", "inside"],
+)
+def test_a_result_that_cannot_be_told_is_an_error_of_the_tool(made: Callable[[], Any]) -> None:
+    def look() -> Any:
+        return made()
+
+    @st.function
+    def program(s: st.ProgramState, on_error: Literal["observe", "raise"]) -> st.ToolCall:
+        return s.call([look], on_error=on_error)
+
+    state = program.run("observe", backend=st.MockBackend(["look({})"]))
+    assert type(state.value.result) is type(made())
+    assert state.value.error == state.value.observation
+    assert state.value.error.startswith("InvalidArgument: tool look: its result, a ")
+    assert state.text() == f"look({{}})\nObservation: {state.value.error}\n"
+    with pytest.raises(st.errors.InvalidArgument, match="tool look: its result, a ") as caught:
+        program.run("raise", backend=st.MockBackend(["look({})"]))
+    assert caught.value.__notes__[0].startswith("in tool look, called as")
+
+
+def test_an_iterator_is_kept_as_a_list_and_what_it_raises_is_the_tools() -> None:
+    def count(y: int) -> Any:
+        return (6 // (y - i) for i in range(3))
+
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        s.call([count], "good")
+        s.call([count], "bad")
+
+    script = ['count({"y": 3})', 'count({"y": 2})']
+    state = program.run(backend=st.MockBackend(script))
+    assert (state["good"].result, state["good"].observation) == ([2, 3, 6], "[2, 3, 6]")
+    assert state["bad"].error.startswith("ZeroDivisionError")
 
 
 def test_a_call_that_is_cut_off_runs_nothing() -> None:
@@ -581,17 +646,50 @@ def test_run_settings_are_those_of_the_call_but_for_n() -> None:
     assert (call.params.temperature, call.params.n) == (0.25, 1)
 
 
-def test_a_stream_tells_the_call_and_then_what_it_came_to() -> None:
+def test_a_stream_tells_once_of_a_call_with_what_it_came_to() -> None:
     @st.function
     def program(s: st.ProgramState) -> None:
         s.call([price])
 
     events = list(program.stream(backend=st.MockBackend([LAMP])))
     told = [e.value for e in events if isinstance(e, st.VariableFinished)]
-    assert [call.result for call in told] == [None, 34]
+    assert [call.result for call in told] == [34]
     assert "".join(e.text for e in events if isinstance(e, st.TextAdded)) == (
         f"{LAMP}\nObservation: 34\n"
     )
+
+
+def test_a_stream_tells_of_a_call_that_was_cut_off_or_has_failed() -> None:
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        with suppress(st.errors.Truncated):
+            s.call([price], "cut", max_tokens=1)
+        with suppress(ZeroDivisionError):
+            s.call([divide], "failed", on_error="raise")
+
+    script = [LAMP, 'divide({"x": 1, "y": 0})']
+    events = list(program.stream(backend=st.MockBackend(script)))
+    cut, failed = [e.value for e in events if isinstance(e, st.VariableFinished)]
+    assert isinstance(cut, st.errors.Truncated)
+    assert failed.error == "ZeroDivisionError: division by zero"
+
+
+def test_the_text_of_a_call_can_be_read_while_its_tool_runs() -> None:
+    read: list[str] = []
+
+    def look() -> str:
+        read.append("".join(state.text_iter("call")))
+        return "seen"
+
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        nonlocal state
+        state = s
+        s.call([look])
+
+    state: Any = None
+    program.run(backend=st.MockBackend(["look({})"]))
+    assert read == ["look({})"]
 
 
 @pytest.mark.parametrize("template", [None, HERMES])

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -279,6 +280,8 @@ class Point:
         (Point(1), '{"x": 1}'),
         (Colour.RED, "red"),
         (Decimal("1.50"), "1.50"),
+        (float("nan"), "NaN"),
+        ([float("inf"), {"x": -float("inf")}], '[Infinity, {"x": -Infinity}]'),
     ],
 )
 def test_a_result_is_told_as_text_or_as_json(result: Any, told: str | None) -> None:
@@ -293,11 +296,31 @@ def test_what_json_cannot_tell_is_told_as_python_writes_it() -> None:
     assert told_result([Odd()]) == '["odd one"]'
 
 
+def test_a_default_that_json_does_not_have_is_not_told() -> None:
+    def wait(seconds: float = float("inf")) -> None:
+        """A tool."""
+
+    assert "default" not in Tool.of(wait).parameters["properties"]["seconds"]
+    assert tools_constraint([wait]).matches("wait({})")
+
+
+def test_what_seems_not_meant_in_a_schema_is_warned_of_once() -> None:
+    def most(x: int) -> None:
+        """A tool."""
+
+    odd = Field(json_schema_extra={"exclusiveMinimun": 3})
+    most.__annotations__["x"] = Annotated[int, odd]
+    with pytest.warns(st.ConstraintWarning, match=r"tool most.*exclusiveMinimun") as warned:
+        [tools_constraint([most]) for _ in "ab"]
+    assert [Path(each.filename).name for each in warned] == ["test_tools.py"]
+
+
 def test_an_error_is_told_by_its_type_and_text() -> None:
     assert (
         told_error(ZeroDivisionError("division by zero")) == "ZeroDivisionError: division by zero"
     )
     assert told_error(KeyError()) == "KeyError"
+    assert told_error(ValueError("half \ud800")) == "ValueError: half ?"
 
 
 # Docstrings
