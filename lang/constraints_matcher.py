@@ -198,15 +198,16 @@ def _example(compiled: str, draw: random.Random, misses: int) -> str | None:
 
 def closing(walk: LLMatcher, *, steps: int = 500) -> bytes | None:
     """A short way from where a byte-wise walk stands to an accepted text; None where none is found
-    in so many steps, which are bytes that are not forced, or in a second.
+    in so many steps, which are bytes that are not forced.
 
     Bytes that are likely to lead on are tried, and where that finds nothing soon all of them. The
-    walk stays where it is.
+    walk stays where it is. What a step may cost is limited; a grammar whose steps all cost that
+    much is given up after MOST_SECONDS of computing, however busy the machine is.
     """
     if walk.is_accepting():
         return b""
-    end = time.monotonic() + _CLOSING_SECONDS
-    for ways_on, most in ((_ways_on, 60), (_all_ways_on, 10), (_ways_on, steps)):
+    end = time.thread_time() + MOST_SECONDS
+    for ways_on, most in ((_ways_on, 60), (_all_ways_on, 100), (_ways_on, steps)):
         if (found := _search(walk, min(most, steps), end, ways_on)) is not None:
             return found
     return None
@@ -218,15 +219,17 @@ def _search(
     """A beam search: of the ways that are as many steps long those stay that look shortest, and of
     those behind which the same bytes may come one.
 
-    end: when to stop. ways_on: which of the bytes that are allowed are tried, and what they cost.
+    end: when to stop, in seconds of this thread. ways_on: which of the bytes that are allowed are
+    tried, and what they cost.
     """
     start = walk.deep_copy()
     ways: list[_Way] = [(0.0, b"", start, start.compute_bitmask())]
     for _ in range(steps):
         further: list[_Way] = []
         for cost, text, at, mask in reversed(ways):  # of equals those that came far first
-            costs = ways_on(_allowed(mask))
-            least = min(costs.values(), default=0.0)
+            allowed = _allowed(mask)
+            costs = ways_on(allowed)
+            least = min(costs.values(), default=0.0) - (_LINGER if len(allowed) >= _MANY else 0.0)
             for byte, own in costs.items():
                 on = at.deep_copy()
                 if not on.consume_token(byte):
@@ -242,7 +245,7 @@ def _search(
         if done:
             return min(done, key=len)
         ways = _different(further)
-        if not ways or time.monotonic() > end:
+        if not ways or time.thread_time() > end:
             break
     return None
 
@@ -257,12 +260,12 @@ def _different(ways: list[_Way]) -> list[_Way]:
     return [way for *_, way in sorted(ranked, key=lambda each: each[:2])[:_CLOSING_WAYS]]
 
 
-_CLOSING_SECONDS = 1.0
 _CLOSING_WAYS = 8
 _CLOSING = {"letter": 1.5, "sign": 1.5, "other": 4.0, "open": 4.0, "close": 1.0, "space": 3.0}
-_COMMA_BYTE, _NEWLINE = b",\n"
+_COMMA_BYTE, _NEWLINE, _AT = b",\n@"
 _COMMA = 1.3  # ends a number where no bracket can; a newline ends words, elsewhere it is a space
 _PROGRESS, _MOST_PROGRESS = 0.1, 1.0  # what is forced behind a byte speaks for it
+_LINGER = 0.02  # of equal ways the one that left some content first is nearer to the end
 _MANY = 60  # where so many bytes are allowed they are the content of something
 
 
@@ -279,6 +282,8 @@ def _ways_on(allowed: list[int]) -> dict[int, float]:
         closing_bytes = [byte for byte in closing_bytes if byte in b'"']
     some = [byte for bytes_ in kinds.values() for byte in (bytes_[0], bytes_[-1])]
     costs = {byte: _CLOSING[_kind(byte)] for byte in closing_bytes + some}
+    if _AT in allowed:  # the only way on in an address, among all that may stand before it
+        costs[_AT] = _CLOSING["sign"]
     if _NEWLINE in allowed:
         costs[_NEWLINE] = _COMMA if {*b"az"} <= {*allowed} else _CLOSING["space"]
     if _COMMA_BYTE in costs:
@@ -287,7 +292,7 @@ def _ways_on(allowed: list[int]) -> dict[int, float]:
 
 
 def _all_ways_on(allowed: list[int]) -> dict[int, float]:
-    return {byte: _CLOSING[_kind(byte)] for byte in allowed}
+    return {byte: _COMMA if byte == _COMMA_BYTE else _CLOSING[_kind(byte)] for byte in allowed}
 
 
 def _weights(allowed: list[int], weights: dict[str, float]) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 import stemma
 from stemma.errors import ConstraintError, InvalidArgument
 from stemma.lang.constraints import Constraint, ConstraintWarning
+from stemma.lang.constraints_formats import FORMATS
 
 FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467"  # one emoji of five code points
 
@@ -108,6 +110,45 @@ def test_a_text_that_does_not_match_is_not_read_and_the_place_is_told() -> None:
         Constraint.of_type(list[int]).parse("[1")
     with pytest.raises(ConstraintError, match="does not match"):
         Constraint.regex(".*").parse("\ud800")
+
+
+def _asking_for(**properties: object) -> Constraint:
+    return Constraint.json_schema(
+        {"type": "object", "properties": properties, "required": list(properties)}
+    )
+
+
+EMAIL = {"type": "string", "format": "email"}
+NEEDS_ONE_SIGN = {"type": "string", "pattern": "^[!#-:<-~]+;[!-~]*$"}
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        *(
+            _asking_for(one={"type": "string", "format": name}, email=EMAIL, name={})
+            for name in FORMATS
+        ),
+        _asking_for(all={"type": "array", "items": EMAIL, "minItems": 2}, name={"type": "string"}),
+        _asking_for(one=NEEDS_ONE_SIGN, id={"type": "string", "format": "uuid"}),
+        _asking_for(id={"type": "string", "format": "uuid"}, one=NEEDS_ONE_SIGN),
+    ],
+    ids=str,
+)
+def test_what_closes_a_text_is_found_from_wherever_it_is_cut(constraint: Constraint) -> None:
+    whole = constraint.closing("")
+    assert whole is not None
+    assert constraint.matches(whole)
+    for end in range(0, len(whole), 5):
+        rest = constraint.closing(whole[:end])
+        assert rest is not None
+        assert constraint.matches(whole[:end] + rest)
+
+
+def test_a_busy_machine_finds_no_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    hours = itertools.count(step=3600)
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(hours)))
+    assert _asking_for(email=EMAIL, name={"type": "string"}).closing("") is not None
 
 
 def test_choices_are_exact_texts() -> None:
