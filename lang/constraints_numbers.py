@@ -17,6 +17,7 @@ from typing import Any, TypeGuard
 EXACT = 2**53  # up to here every integer is a float of its own
 SMALLEST = 1e-60  # llguidance writes bounds digit by digit, in a regex that nests with each
 MOST_COUNT = 2**31  # llguidance's regexes count in 32 bits
+MOST_LEVELS = 100  # of a constant; llguidance reads JSON that is 128 deep
 MOST_MULTIPLE = 5_000  # each digit of a number leads to one of so many states: half a second
 _WORD = 2**32
 
@@ -52,9 +53,9 @@ def fault_of_count(key: str, value: object) -> str:
 
 def fault_of_constant(value: object) -> str:
     """The same of a value of `const` or `enum`, with all that is in it."""
-    waiting, seen = [value], set[int]()
+    waiting, seen = [(value, 1)], set[int]()
     while waiting:
-        one = waiting.pop()
+        one, level = waiting.pop()
         if isinstance(one, int) and abs(one) > EXACT:
             return (
                 f"{_shown(one)} is beyond 2**53, up to which integers are exact: "
@@ -63,13 +64,14 @@ def fault_of_constant(value: object) -> str:
         if not isinstance(one, Mapping | list | tuple) or id(one) in seen:
             continue
         seen.add(id(one))
-        if not isinstance(one, Mapping):
-            waiting += one
-            continue
-        for name in one:
-            if not isinstance(name, str):
-                return f"the name of a property is a string, not {name!r:.60}"
-        waiting += one.values()
+        if level > MOST_LEVELS:
+            return f"a value nested more than {MOST_LEVELS} deep"
+        if isinstance(one, Mapping):
+            for name in one:
+                if not isinstance(name, str):
+                    return f"the name of a property is a string, not {name!r:.60}"
+        below = one.values() if isinstance(one, Mapping) else one
+        waiting += [(each, level + 1) for each in below]
     return ""
 
 

@@ -68,6 +68,13 @@ def _ends(schema: object, ending: set[str]) -> bool:
     return True
 
 
+def meets(schema: Mapping[str, Any]) -> bool:
+    """Whether a schema holds together with one that it refers to or has among its cases."""
+    others = {"$ref", "anyOf", "oneOf"} & schema.keys()
+    own = {"multipleOf", "properties", "patternProperties", *SINGLE, "prefixItems"} & schema.keys()
+    return len(others) > 1 or bool(others and own)
+
+
 def exclusive(options: object, root: object) -> bool:
     """Whether no value can satisfy two of the schemas, as far as is evident: by their types, by
     their constants, or by the constants of a property that both require."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from stemma.lang.constraints_formats import FORMATS, pattern_of
@@ -35,6 +35,7 @@ from stemma.lang.constraints_references import (
     exclusive,
     leads_nowhere,
     levels_followed,
+    meets,
     placed_schemas,
 )
 from stemma.lang.errors import InvalidArgument
@@ -105,7 +106,10 @@ def compiled_prepared(prepared: object, whitespace: str, named: str) -> str:
     if prepared is False:
         raise InvalidArgument(f"{named}: the schema admits nothing: it is false")
     text = _dumps({} if prepared is True else prepared, named)
-    compiled = LLMatcher.grammar_from_json_schema(text, overrides=options(whitespace, prepared))
+    try:
+        compiled = LLMatcher.grammar_from_json_schema(text, overrides=options(whitespace, prepared))
+    except ValueError as error:  # it reads JSON that is 128 deep
+        raise InvalidArgument(f"{named}: the schema is nested too deep; use $ref") from error
     if message := refusal(compiled):
         raise InvalidArgument(f"{named}: {_place_of(message, prepared)}{_in_our_words(message)}")
     if reason := emptiness(compiled):
@@ -216,7 +220,7 @@ class _Preparation:
                 self._unknown(key, here)
             else:
                 out[key] = self._plain(key, value, here)
-        self.multiples_meet |= "allOf" in out or _meets(out)
+        self.multiples_meet |= "allOf" in out or meets(out)
         if "oneOf" in out and exclusive(schema["oneOf"], self.root):
             options = out.pop("oneOf")  # of which no two can hold at once
             if "anyOf" in out:
@@ -300,10 +304,8 @@ class _Preparation:
             return
         name = out.pop("format")
         if not isinstance(name, str) or name not in FORMATS:
-            self.refuse(
-                f"{place}/format",
-                f"{name!r} is not supported; these are: {', '.join(FORMATS)}",
-            )
+            known = ", ".join(FORMATS)
+            self.refuse(f"{place}/format", f"{name!r} is not supported; these are: {known}")
         pattern = f"^(?:{FORMATS[name]})$"
         if "pattern" in out:
             out["allOf"] = [*out.get("allOf", []), {"pattern": pattern}]
@@ -324,28 +326,24 @@ class _Preparation:
     def _unknown(self, key: str, here: str) -> None:
         if key.startswith("x-"):
             return
-        near = difflib.get_close_matches(key, _KNOWN - set(_REFUSED), n=1)
-        meant = f"; did you mean {near[0]!r}?" if near else ""
+        meant = _meant(key, _KNOWN - set(_REFUSED))
         self.warnings.append(
             f"at {here}: nobody knows the keyword {key!r}, it has no effect{meant}"
         )
-
-
-def _meets(schema: Mapping[str, Any]) -> bool:
-    """Whether a schema holds together with one that it refers to or has among its cases."""
-    others = {"$ref", "anyOf", "oneOf"} & schema.keys()
-    own = {"multipleOf", "properties", "patternProperties", *SINGLE, "prefixItems"} & schema.keys()
-    return len(others) > 1 or bool(others and own)
 
 
 def _fault_of_type(value: object) -> str:
     names = value if isinstance(value, list | tuple) else [value]
     for name in names:
         if name not in _TYPES:
-            near = difflib.get_close_matches(str(name), _TYPES, n=1)
-            meant = f"; did you mean {near[0]!r}?" if near else ""
-            return f"{name!r:.60} is no type; these are: {', '.join(_TYPES)}{meant}"
+            known = ", ".join(_TYPES)
+            return f"{name!r:.60} is no type; these are: {known}{_meant(str(name), _TYPES)}"
     return ""
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _dumps(schema: object, named: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -39,6 +40,7 @@ _INT = {"type": "integer"}
         ),
         ({"allOf": [{"const": 2**53 + 1}]}, "at #/allOf/0/const: 9007199254740993 is beyond 2**53"),
         ({"enum": ["a", [{"b": -(2**60)}]]}, "at #/enum: -1152921504606846976 is beyond 2**53"),
+        ({"const": json.loads("[" * 101 + "]" * 101)}, "at #/const: a value nested more than 100"),
         ({"const": {1: 2}}, "at #/const: the name of a property is a string, not 1"),
         ({**_INT, "multipleOf": 0}, "at #/multipleOf: 'multipleOf' is more than 0, not 0"),
         ({**_INT, "multipleOf": -2}, "at #/multipleOf: 'multipleOf' is more than 0, not -2"),

@@ -102,6 +102,7 @@ def test_compact_has_none() -> None:
         ({3: 4}, "at #: a keyword is a string, not 3"),
         ({"const": {1, 2}}, "the schema is no JSON"),
         ({"const": float("nan")}, "the schema is no JSON"),
+        (json.loads('{"properties":{"a":' * 99 + "{}" + "}}" * 99), "is nested too deep; use $ref"),
         (False, "the schema admits nothing: it is false"),
         ({"enum": []}, "the schema admits nothing"),
         ({"type": "integer", "minimum": 5, "maximum": 3}, "minimum (5) is greater than maximum"),
@@ -320,7 +321,7 @@ def test_a_schema_takes_what_a_validator_takes(data: st.DataObject) -> None:
         text = written(value, order, compact=data.draw(st.booleans()))
         assert constraint.matches(text) == known.is_valid(value), text
     for text in constraint.examples(2, seed=data.draw(st.integers(0, 99))):
-        assert known.is_valid(constraint.parse(text)), text
+        assert known.is_valid(json.loads(text)), text  # may be more than a float can be
 
 
 @pytest.mark.parametrize(
