@@ -33,7 +33,7 @@ class ConstraintWarning(UserWarning):
     """Something about a constraint that can be meant but seldom is, as a rule that nothing uses."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Constraint:
     """What texts are allowed, and what value each of them is.
 
@@ -56,6 +56,9 @@ class Constraint:
     pattern: str | None = None
     warnings: tuple[str, ...] = ()
     piece: Piece | None = None
+
+    def __repr__(self) -> str:
+        return f"<Constraint {self.label}>"
 
     @staticmethod
     def regex(pattern: str) -> Constraint:
