@@ -185,7 +185,7 @@ def test_a_shape_of_lines_can_be_closed(piece: st.Piece) -> None:
         (lambda: st.repeat("a", 3, 2), r"repeat\(at_most=2\): must be at least at_least=3"),
         (lambda: st.repeat("a", 0, 0), r"repeat\(at_most=0\): must be at least 1; leave the piece"),
         (lambda: st.capture("", "a"), r"capture\(''\): the variable's name comes first"),
-        (lambda: st.capture(WORD, "a"), r"capture\(Constraint.*the variable's name comes first"),
+        (lambda: st.capture(WORD, "a"), r"capture\(<Constraint.*the variable's name comes first"),
         (lambda: st.capture("a", 1), r"capture\('a'\): 1 is no part"),
     ],
 )
