@@ -140,6 +140,105 @@ class Speculation:
             state = request.drafting = Drafting()
         if state.off:
             return NO_DRAFT
+        if len(request.tokens) >= state.ask_tree:
+            longest = min(limit, self._length(state, "tree"))
+            if longest > 0:
+                state.source = "tree"
+                draft = self._memory.continuation(request, longest)
+                if len(draft):
+                    return draft
+                state.ask_tree = len(request.tokens) + ASK_AGAIN
+        longest = min(limit, self._length(state, "text"))
+        if longest > 0:
+            state.source = "text"
+            return repetition(request.tokens.view(), longest)
+        return NO_DRAFT
+
+    def learn(self, right: int, tested: int, memory: float) -> None:
+        self.right = memory * self.right + right
+        self.tested = memory * self.tested + tested
+
+
+def _first_impressions() -> dict[Source, Trust]:
+    return {"tree": Trust(3, 4), "text": Trust(2, 4)}
+
+
+@dataclass(slots=True)
+class Drafting:
+    """What is known about drafts for one request.
+
+    source: of its latest. trust: in each source; None until it was tried. ask_tree: the length from
+    which on the tree is asked. off: it wants no more.
+    """
+
+    source: Source = "tree"
+    trust: dict[Source, Trust] = field(default_factory=dict)
+    ask_tree: int = 0
+    off: bool = False
+
+
+class StepCost:
+    """The seconds of a step that only decodes, as a line over its rows, fitted to the latest."""
+
+    def __init__(self) -> None:
+        self._weight = self._rows = self._seconds = 0.0
+        self._squares = self._products = 0.0
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """Of a step that was held up, by another process perhaps, only so much is believed."""
+        if self._weight:
+            seconds = min(seconds, _HELD_UP * sum(self._line(rows)))
+        self._weight = _MEMORY * self._weight + 1
+        self._rows = _MEMORY * self._rows + rows
+        self._seconds = _MEMORY * self._seconds + seconds
+        self._squares = _MEMORY * self._squares + rows * rows
+        self._products = _MEMORY * self._products + rows * seconds
+
+    def price(self, rows: int) -> float:
+        """What one more row costs a step of so many, in units of a row's share of the step.
+
+        Between 0 and 1. Steps of one size tell nothing about it: until there are others, a step is
+        taken to cost as much as ten rows even without any.
+        """
+        if not self._weight:
+            return rows / (rows + 10)
+        fixed, of_rows = self._line(rows)
+        return of_rows / (fixed + of_rows)
+
+    def _line(self, rows: int) -> tuple[float, float]:
+        """The seconds of a step of so many rows: those of any step, and those of its rows."""
+        mean, seconds = self._rows / self._weight, self._seconds / self._weight
+        variance = self._squares / self._weight - mean * mean
+        covariance = self._products / self._weight - mean * seconds
+        expected = seconds / (mean + 10)
+        slope = max((covariance + expected) / (variance + 1), 0.1 * expected)
+        return max(seconds - slope * mean, 0.0), slope * rows
+
+
+class Speculation:
+    """Drafts for the requests of one engine. Not to be asked between a draft and its `learn`."""
+
+    def __init__(self, memory: RequestMemory) -> None:
+        self._memory = memory
+        self._cost = StepCost()
+        self._trust = _first_impressions()
+        self._price = 1.0
+
+    def begin(self, decoding: int) -> None:
+        """A step with so many requests that decode."""
+        self._price = _MARGIN * self._cost.price(decoding) if decoding else 1.0
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """What a step took that only decoded."""
+        self._cost.observe(rows, seconds)
+
+    def draft(self, request: Request, limit: int) -> IntArray:
+        """The tokens that the request is expected to say next, at most `limit`; often none."""
+        state = request.drafting
+        if state is None:
+            state = request.drafting = Drafting()
+        if state.off:
+            return NO_DRAFT
         longest = {source: min(limit, self._length(state, source)) for source in self._trust}
         if longest["tree"] > 0 and len(request.tokens) >= state.ask_tree:
             state.source = "tree"
@@ -179,12 +278,13 @@ def repetition(tokens: IntArray, limit: int) -> IntArray:
     recent = tokens[-RECENT:]
     if len(recent) <= _GRAM:
         return NO_DRAFT
-    last = recent[-_GRAM:]
-    same = recent[:-_GRAM] == last[0]
-    for i in range(1, _GRAM):
-        same &= recent[i : i - _GRAM] == last[i]
-    places = np.flatnonzero(same)
-    if not len(places):
-        return NO_DRAFT
-    start = int(places[-1]) + _GRAM
-    return recent[start : start + limit].copy()
+    width = recent.itemsize
+    text = recent.tobytes()  # bytes are searched several times faster than numbers are compared
+    last, end = text[-_GRAM * width :], len(text) - width
+    while (place := text.rfind(last, 0, end)) >= 0:
+        token, inside = divmod(place, width)
+        if not inside:
+            start = token + _GRAM
+            return recent[start : start + limit].copy()
+        end = place + len(last) - 1  # it begins inside a token: look before it
+    return NO_DRAFT

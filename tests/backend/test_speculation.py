@@ -216,6 +216,15 @@ def test_repetition_of_the_last_three_tokens(
     assert repetition(np.array(text, dtype=np.int32), limit).tolist() == expected
 
 
+@given(st.lists(st.sampled_from([0, 1, 256, 257, 65_536, 65_793]), max_size=40))
+def test_repetition_lies_between_tokens_whatever_their_bytes(text: list[int]) -> None:
+    latest = next(
+        (i for i in reversed(range(len(text) - 3)) if text[i : i + 3] == text[-3:]), len(text)
+    )
+    expected = text[latest + 3 :][:4]
+    assert repetition(np.array(text, dtype=np.int32), 4).tolist() == expected
+
+
 def behind_key(cache: RadixCache, key: list[int], limit: int) -> list[int]:
     return cache.continuation(cache._tree.root, RadixKey.of(key, HOME), limit).tolist()
 
