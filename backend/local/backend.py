@@ -33,6 +33,7 @@ from stemma.backend.local.conventions import (
 )
 from stemma.backend.local.detokenize import OutputText
 from stemma.backend.local.engine import Engine, refuse_forked_process
+from stemma.backend.local.handing_in import hand_in
 from stemma.backend.local.literal import Literal
 from stemma.backend.local.memory import RequestMemory
 from stemma.backend.local.metrics import Stats
@@ -53,7 +54,6 @@ from stemma.backend.local.sizing import choose_device, choose_dtype, make_pool
 from stemma.backend.local.speculation import Speculation
 from stemma.backend.local.threads import on_own_thread
 from stemma.backend.local.tokenizer import Tokenizer
-from stemma.backend.local.writing import begin
 from stemma.lang.errors import (
     ContextOverflow,
     InvalidArgument,
@@ -350,7 +350,7 @@ class LocalBackend(Backend):
                 )
         max_tokens = self._output_room(len(ids), params)
         samples = max_tokens > 0
-        request = Request(
+        return Request(
             tokens=Ints(ids),
             namespace=self.versioned(namespace),
             cache=cache,
@@ -368,9 +368,6 @@ class LocalBackend(Backend):
             max_tokens=max_tokens,
             prompt_top_logprobs=params.top_logprobs,
         )
-        if samples and params.constraint is not None:
-            begin(request, self._constrainer, self.text)
-        return request
 
     def _output_room(self, prompt: int, params: SamplingParams) -> int:
         """How many tokens may be sampled after the prompt."""
@@ -403,8 +400,8 @@ class LocalBackend(Backend):
         return Namespace(self.model_version, namespace.adapter, namespace.salt, namespace.extra_key)
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Hand requests to the engine together."""
-        self.engine.submit(requests)
+        """Hand requests to the engine together, as soon as their constraints are compiled."""
+        hand_in(requests, self.engine, self._constrainer, self.text)
 
     # -- looking and keeping house
 

@@ -1,8 +1,8 @@
 """Constraints at work: which tokens a request may draw next, and which it has to write.
 
-A `Constrainer` is made once per backend and keeps compiled grammars; each constrained request has a
-`Guide` of its own, which follows its tokens. Built on llguidance; the tokens and the way a text is
-tokenised are those of `tokenizer.py`.
+A `Constrainer` is made once per backend, compiles grammars on threads of their own and keeps them;
+each constrained request has a `Guide` of its own, which follows its tokens. Built on llguidance;
+the tokens and the way a text is tokenised are those of `tokenizer.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -22,8 +23,9 @@ import numpy.typing as npt
 from stemma.backend.local.tokenizer import Piece, Tokenizer
 from stemma.lang.constraints import Constraint
 from stemma.lang.constraints_matcher import behind, closing, matcher, parser_limits
-from stemma.lang.constraints_stack import on_deep_stack
+from stemma.lang.constraints_stack import STACK_BYTES
 from stemma.lang.errors import ConstraintError
+from stemma.lang.own_thread import start_thread
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -42,6 +44,7 @@ CLOSING_STEPS = 32
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 Bits = npt.NDArray[np.uint8]
+Ids = npt.NDArray[np.int32]
 Spell = Callable[[bytes], list[int]]
 """The tokens of some bytes, which may begin or end within a character."""
 
@@ -90,26 +93,69 @@ class _Vocabulary:
 
 
 class _Kept(Generic[K, V]):
-    """Values that are made once, of which those that were used last are kept. For any thread."""
+    """Values that are made once each, on a thread of their own, however many ask for them
+    meanwhile. Those that were used last are kept. For any thread.
+    """
 
     def __init__(self) -> None:
         self._values: OrderedDict[K, V] = OrderedDict()
+        self._making: dict[K, Future[V]] = {}
         self._lock = threading.Lock()
 
-    def get(self, key: K, make: Callable[[], V]) -> V:
+    def get(self, key: K, make: Callable[[], V]) -> Future[V]:
+        """What `make` returns or raises, now or once. What it raised is not kept."""
+
+        def work() -> V:
+            try:
+                value = make()
+                with self._lock:
+                    self._values[key] = value
+                    if len(self._values) > COMPILED:
+                        self._values.popitem(last=False)
+                return value
+            finally:
+                with self._lock:
+                    del self._making[key]
+
         with self._lock:
-            value = self._values.pop(key, None)
-        if value is None:
-            value = make()
-        with self._lock:
-            self._values[key] = value  # behind those that were used before
-            if len(self._values) > COMPILED:
-                self._values.popitem(last=False)
-        return value
+            if (future := self._making.get(key)) is not None:
+                return future
+            if key in self._values:
+                self._values.move_to_end(key)  # behind those that were used before
+                future = Future()
+                future.set_result(self._values[key])
+                return future
+            _, self._making[key] = start_thread(work, "stemma-grammar", stack_bytes=STACK_BYTES)
+            return self._making[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where the outputs of a constraint begin. It is kept: what moves is a copy.
+
+    heal: the tokens that may stand in place of the prompt's last one, where the first token redoes
+    it; None where it is not redone. closing: where `on_limit` is "close".
+    """
+
+    matcher: LLMatcher
+    vocab_size: int
+    heal: Ids | None
+    closing: Closing | None
+    jump_forward: bool
+
+    def guide(self, constraint: Constraint) -> Guide:
+        """A guide for one request. constraint: as it calls it."""
+        return Guide(
+            constraint,
+            self.matcher.deep_copy(),
+            self.vocab_size,
+            None if self.closing is None else self.closing.copy(),
+            jump_forward=self.jump_forward,
+        )
 
 
 class Constrainer:
-    """Makes the guides of one model's requests.
+    """Makes the beginnings of one model's constrained outputs.
 
     jump_forward: whether what has to come is told by `Guide.forced`; else it is drawn, from a mask
     that leaves nothing else.
@@ -119,51 +165,62 @@ class Constrainer:
         self._text = text
         self._size = vocab_size
         self._jump_forward = jump_forward
-        self._compiled: _Kept[tuple[str, bytes], LLMatcher] = _Kept()
+        self._beginnings: _Kept[tuple[str, bytes, bool], Beginning] = _Kept()
+        self._matchers: _Kept[tuple[str, bytes], LLMatcher] = _Kept()
         self._closings: _Kept[str, Closing] = _Kept()
+        self._made: LLTokenizer | None = None
+        self._lock = threading.Lock()
 
-    @cached_property
-    def _tokenizer(self) -> LLTokenizer:
-        from llguidance import LLTokenizer, TokenizerWrapper
+    def beginning(
+        self, constraint: Constraint, *, literal: bytes = b"", close: bool = False
+    ) -> Future[Beginning]:
+        """Where outputs of a constraint begin; at once where that is known, else when its grammar
+        is compiled.
 
-        return LLTokenizer(TokenizerWrapper(_Vocabulary(self._text, self._size)))
-
-    def guide(self, constraint: Constraint, *, literal: bytes = b"", close: bool = False) -> Guide:
-        """A guide at the beginning of an output.
-
-        literal: the bytes of the prompt's last token where that may be redone (healing); the first
-        token that the guide takes then begins with them. close: see `SamplingParams.on_limit`.
-        Raises ConstraintError where the grammar is too complex for this vocabulary.
+        literal: whole characters, those of the prompt's last token where that may be redone
+        (healing); the first token that a guide takes then begins with them. close: see
+        `SamplingParams.on_limit`. Fails with ConstraintError where the grammar is too complex for
+        this vocabulary, or no way to its end is found.
         """
-        return Guide(
-            constraint,
-            self._beginning(constraint, literal),
-            self._size,
-            self._closing(constraint) if close else None,
-            jump_forward=self._jump_forward,
-        )
+        key = (constraint.compiled, literal, close)
+        return self._beginnings.get(key, lambda: self._begin(constraint, literal, close))
 
-    def _beginning(self, constraint: Constraint, literal: bytes) -> LLMatcher:
-        """A matcher that nobody else has."""
-        key = (constraint.compiled, literal)
-        made = self._compiled.get(key, lambda: self._compile(constraint, literal))
-        return made.deep_copy()
+    def _begin(self, constraint: Constraint, literal: bytes, close: bool) -> Beginning:
+        closing = self._closing(constraint) if close else None
+        heal: Ids = np.empty(0, dtype=np.int32)
+        if literal:
+            walk = self._matcher(constraint, literal)
+            mask = Guide(constraint, walk.deep_copy(), self._size).mask()
+            heal = allowed_among(mask, self._text.ids_starting_with(literal))
+        if not len(heal):
+            walk = self._matcher(constraint, b"")
+        return Beginning(walk, self._size, heal if len(heal) else None, closing, self._jump_forward)
 
     def _closing(self, constraint: Constraint) -> Closing:
-        spell = self._tokenizer.tokenize_bytes
-        return self._closings.get(constraint.compiled, lambda: Closing(constraint, spell)).copy()
+        spell = self._tokenizer().tokenize_bytes
+        return self._closings.get(constraint.compiled, lambda: Closing(constraint, spell)).result()
+
+    def _matcher(self, constraint: Constraint, literal: bytes) -> LLMatcher:
+        key = (constraint.compiled, literal)
+        return self._matchers.get(key, lambda: self._compile(constraint, literal)).result()
 
     def _compile(self, constraint: Constraint, literal: bytes) -> LLMatcher:
+        """On a deep stack, which grammars need, see `constraints_stack.py`."""
         from llguidance import LLMatcher
 
         grammar = behind(literal, constraint.compiled) if literal else constraint.compiled
-        tokenizer, limits = self._tokenizer, parser_limits()
-        made = on_deep_stack(
-            grammar, lambda: LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
-        )
+        made = LLMatcher(self._tokenizer(), grammar, log_level=0, limits=parser_limits())
         if made.is_error():
-            raise ConstraintError(f"{constraint.label}: {_reason(made)}")
+            raise ConstraintError(f"{constraint.label}: {_too_complex(made)}")
         return made
+
+    def _tokenizer(self) -> LLTokenizer:
+        from llguidance import LLTokenizer, TokenizerWrapper
+
+        with self._lock:  # it takes a while, and is needed once
+            if self._made is None:
+                self._made = LLTokenizer(TokenizerWrapper(_Vocabulary(self._text, self._size)))
+            return self._made
 
 
 @dataclass(slots=True)
@@ -194,8 +251,9 @@ class Guide:
         self._time = _Time()
         self._tokens = 0
 
-    def copy(self) -> Guide:
-        """Another one that stands where this one does, for a token that may come."""
+    def ahead(self) -> Guide:
+        """Another one that stands where this one does, to look behind tokens that may come. Whether
+        the output can be closed there it does not know."""
         other = Guide(self.constraint, self._matcher.deep_copy(), self._size)
         other._due, other._time, other._tokens = self._due, self._time, self._tokens
         return other
@@ -225,7 +283,7 @@ class Guide:
         self._tokens += 1
         return True
 
-    def allowed_length(self, token_ids: npt.NDArray[np.int32]) -> int:
+    def allowed_length(self, token_ids: Ids) -> int:
         """How many of some tokens may come next, one after the other."""
         return int(self._matcher.validate_tokens(token_ids.tolist()))
 
@@ -266,7 +324,7 @@ class Guide:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise ConstraintError(f"{self.constraint.label}: {_reason(self._matcher)}")
+            raise ConstraintError(f"{self.constraint.label}: {_too_complex(self._matcher)}")
 
 
 class Closing:
@@ -323,13 +381,13 @@ class Closing:
             yield found
 
 
-def allowed_among(mask: Bits, ids: Sequence[int] | npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+def allowed_among(mask: Bits, ids: Sequence[int] | Ids) -> Ids:
     """Those of the ids that a mask allows."""
     some = np.asarray(ids, dtype=np.int32)
     may_come = (mask[some >> 3] >> (some & 7) & 1).astype(np.bool_)
     return np.compress(may_come, some)
 
 
-def _reason(walk: LLMatcher) -> str:
+def _too_complex(walk: LLMatcher) -> str:
     lines = walk.get_error().strip().splitlines()
     return f"too complex for the model's vocabulary: {lines[0] if lines else 'no reason given'}"

@@ -159,14 +159,14 @@ def _draws_of(request: Request, end_ids: frozenset[int]) -> list[Draw]:
     if request.heal is not None:
         redone = _draw_of(request, end_ids, request.output_ids, 0, allowed=request.heal)
         if guide is not None:
-            guide = guide.copy()
+            guide = guide.ahead()
             guide.take(int(request.tokens.view()[request.known_end - 1]))
         return [redone, _draw_of(request, end_ids, request.output_ids, counter, guide=guide)]
     if not request.drafted:
         return [_draw_of(request, end_ids, request.output_ids, counter, guide=guide)]
     draft = request.tokens.view()[request.known_end :].tolist()
     said = request.output_ids + draft
-    ahead = None if guide is None else guide.copy()
+    ahead = None if guide is None else guide.ahead()
     draws = []
     for i, token in enumerate((*draft, None)):
         draws.append(_draw_of(request, end_ids, said[: known + i], counter + i, guide=ahead))

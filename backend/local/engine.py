@@ -61,7 +61,7 @@ def refuse_forked_process() -> None:
         )
 
 
-def _own_copy(error: Exception) -> Exception:
+def own_copy(error: BaseException) -> BaseException:
     """The error for one of several requests: each program adds notes of its own to it."""
     try:
         own = copy.copy(error)
@@ -98,6 +98,7 @@ class Engine:
         self.counters = Counters()
         self.stepping, self.scheduling, self.forwarding = Stopwatch(), Stopwatch(), Stopwatch()
         self.check_every_step = check_every_step
+        self._expected: set[Request] = set()
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._closing = False
         self._broken: BaseException | None = None
@@ -107,15 +108,35 @@ class Engine:
 
     # -- from any thread
 
+    def expect(self, requests: Sequence[Request]) -> None:
+        """Know of requests that are not ready yet, so that they can be cancelled, and are told
+        when the engine stops. `submit` or `refuse` follows.
+        """
+        self._post(lambda: self._expected.update(requests))
+
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue requests; those handed in together can meet in one step."""
+        """Queue requests; those handed in together can meet in one step. Those that have ended
+        before, for they were expected, stay so.
+        """
 
         def arrive() -> None:
             for request in requests:
+                self._expected.discard(request)
+                if request.state is State.FINISHED:
+                    continue
                 self._count_output(request, output=0, forced=0)
                 self.scheduler.submit(request)
 
         self._post(arrive)
+
+    def refuse(self, request: Request, error: BaseException) -> None:
+        """Have a request fail that was not submitted."""
+
+        def leave() -> None:
+            if request.state is not State.FINISHED:
+                self._fail(request, error)
+
+        self._post(leave)
 
     def cancel(self, requests: Sequence[Request]) -> None:
         """Take requests out between two steps; each fails with `Cancelled`, its partial text
@@ -127,7 +148,8 @@ class Engine:
         def leave() -> None:
             for request in requests:
                 if request.state is not State.FINISHED:
-                    partial = request.output.finish().text if request.output is not None else ""
+                    at_work = request.state is not State.NEW and request.output is not None
+                    partial = request.text_out.finish().text if at_work else ""
                     self._fail(request, Cancelled("the request was cancelled", partial=partial))
 
         with suppress(BackendClosed, EngineInvariantError):
@@ -215,7 +237,7 @@ class Engine:
                 job = self._inbox.get_nowait()
                 with suppress(Exception):
                     job()
-        for request in [*self.scheduler.running, *self.scheduler.waiting]:
+        for request in [*self.scheduler.running, *self.scheduler.waiting, *self._expected]:
             request.state = State.FINISHED
             with suppress(Exception):
                 request.on_error(self._why_closed())
@@ -257,7 +279,7 @@ class Engine:
             self._undo(step, bad.errors)
             return True
         except Exception as error:
-            self._undo(step, {request: _own_copy(error) for request in step.requests})
+            self._undo(step, {request: own_copy(error) for request in step.requests})
             return True
         with self.scheduling:
             self.scheduler.commit(step)
@@ -406,6 +428,7 @@ class Engine:
         request.on_finish(request)
 
     def _fail(self, request: Request, error: BaseException) -> None:
+        self._expected.discard(request)
         self.scheduler.finish(request)
         self._count(request)
         request.on_error(error)
@@ -426,7 +449,7 @@ class Engine:
             scheduling_seconds=self.scheduling.seconds,
             forward_seconds=self.forwarding.seconds,
             running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting),
+            waiting=len(self.scheduler.waiting) + len(self._expected),
             retractions=self.scheduler.retractions,
             evicted_tokens=memory.cache.evicted_tokens,
             pool_tokens=memory.capacity,

@@ -107,6 +107,7 @@ NOWHERE = sys.maxsize
 
 
 class State(Enum):
+    NEW = "new"
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
@@ -162,7 +163,7 @@ class Request:
     own_start: int = NOWHERE
 
     # progress
-    state: State = State.WAITING
+    state: State = State.NEW
     prompt_length: int = 0
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)

@@ -133,6 +133,7 @@ class Scheduler:
         request.arrival = self._arrivals
         priority = request.priority if self.order.by_priority else 0
         request.rank = (-priority, request.arrival)
+        request.state = State.WAITING
         self._queue(request)
         self._blocked = False
 

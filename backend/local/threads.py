@@ -7,26 +7,17 @@ processors: a small step of the engine then takes twice as long. Called by Local
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import TypeVar
+
+from stemma.lang.own_thread import start_thread
 
 T = TypeVar("T")
 
 
 def on_own_thread(work: Callable[[], T]) -> T:
     """Return or raise what `work` does, on a thread that ends with it, and its team."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    thread = threading.Thread(target=run, name="stemma-load", daemon=True)
-    thread.start()
+    thread, future = start_thread(work, "stemma-load", daemon=True)
     try:
         return future.result()
     finally:

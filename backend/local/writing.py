@@ -7,14 +7,13 @@ Nothing here looks at logits.
 from __future__ import annotations
 
 from stemma.backend.base import FinishReason, TokenLogprob
-from stemma.backend.local.constrain import Constrainer, allowed_among
+from stemma.backend.local.constrain import Beginning
 from stemma.backend.local.request import Request
 from stemma.backend.local.sampler import Sampled
-from stemma.backend.local.tokenizer import Tokenizer
 from stemma.lang.errors import ConstraintError, EngineInvariantError
 
 
-def begin(request: Request, constrainer: Constrainer, text: Tokenizer) -> None:
+def begin(request: Request, beginning: Beginning) -> None:
     """Give a request the guide of its constraint, and write what that forces at the start. Before
     the request is submitted.
 
@@ -23,15 +22,9 @@ def begin(request: Request, constrainer: Constrainer, text: Tokenizer) -> None:
     """
     params = request.params
     assert params.constraint is not None
-    close = params.on_limit == "close"
     last = request.prompt_length - 1
     literal = int(request.tokens.view()[last])
-    heal, data = request.heal, _whole(text.bytes_of(literal))
-    if heal is not None and data:
-        guide = constrainer.guide(params.constraint, literal=data, close=close)
-        heal = allowed_among(guide.mask(), heal)
-    if heal is None or not len(heal) or not data:
-        guide, heal = constrainer.guide(params.constraint, close=close), None
+    guide, heal = beginning.guide(params.constraint), beginning.heal
     request.guide, request.heal = guide, heal
     if guide.closing is not None and len(guide.closing.way) > request.max_tokens:
         raise ConstraintError(
@@ -48,6 +41,7 @@ def begin(request: Request, constrainer: Constrainer, text: Tokenizer) -> None:
         else:
             request.tokens.truncate(last)
             request.prompt_length = request.logprobs_end = last
+            request.own_start = min(request.own_start, last)
             request.healed = True
             request.text_out.stand_for(literal)
     end = _force(request)
@@ -65,15 +59,6 @@ def may_redo(request: Request, literal: int, token: int) -> bool:
         return True
     added = output.new_bytes(token)[len(output.new_bytes(literal)) :]
     return guide.closing.fits(added, request.remaining_output - 1)
-
-
-def _whole(data: bytes) -> bytes:
-    """The bytes, if they are whole characters; else none."""
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return b""
-    return data
 
 
 def write(request: Request, sampled: Sampled) -> FinishReason | None:

@@ -209,7 +209,7 @@ def test_guides_may_be_made_on_any_thread(backend: LocalBackend) -> None:
         try:
             for i in range(40):
                 constraint = Constraint.regex(f"[a-z]{{1,{1 + (first + i) % 9}}}")
-                backend._constrainer.guide(constraint).forced()
+                backend._constrainer.beginning(constraint).result().guide(constraint).forced()
         except BaseException as error:
             errors.append(error)
 
