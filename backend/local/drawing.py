@@ -124,16 +124,14 @@ def _lower_own_rows(
 ) -> None:
     """Put masks straight onto rows that one draw alone is from: nobody else reads them."""
     users = np.bincount(index)
-    chosen = [
-        i
-        for i, draw in enumerate(draws)
-        if draw.mask is not None and users[index[i]] == 1 and not draw.params.logprobs
-    ]
-    masks = [mask for i in chosen if (mask := draws[i].mask) is not None]
-    if masks:
-        lower(logits, index[chosen], np.stack(masks))
-    for i in chosen:
-        draws[i].mask = None
+    rows, masks = [], []
+    for row, draw in zip(index, draws, strict=True):
+        if draw.mask is not None and users[row] == 1 and not draw.params.logprobs:
+            rows.append(row)
+            masks.append(draw.mask)
+            draw.mask = None
+    if rows:
+        lower(logits, np.array(rows), np.stack(masks))
 
 
 def _bad_draws(owners: list[Request], error: SamplerError) -> BadRows:
