@@ -40,7 +40,7 @@ from stemma.backend.local.metrics import Stats
 from stemma.backend.local.model.default_model import resolve_model
 from stemma.backend.local.model.loader import LoadedModel, load_model
 from stemma.backend.local.model.quantize import QuantizationMode, check_quantization
-from stemma.backend.local.native.attention import NativeAttention, works
+from stemma.backend.local.native.attention import NativeAttention, kv_dtype, works
 from stemma.backend.local.native.build import CompileMode, kernels
 from stemma.backend.local.native.layers import compiled_layers
 from stemma.backend.local.native.linears import use_few_rows_linears
@@ -144,6 +144,7 @@ class LocalBackend(Backend):
         self.end_ids = end_ids(self.text, self.chat)
         self._constrainer = Constrainer(self.text, config.vocab_size, jump_forward=jump_forward)
         pool, attention = on_own_thread(lambda: self._attention(kv_tokens, page_size))
+        self.kv_dtype = pool.dtype
         self.eviction = eviction
         self.max_running = max_running
         memory = RequestMemory(
@@ -185,11 +186,13 @@ class LocalBackend(Backend):
 
     def _attention(self, kv_tokens: int | None, page_size: int) -> tuple[KVPool, Attention]:
         """The KV pool, and what attends to it."""
-        pool = make_pool(self.config, kv_tokens, page_size, dtype=self.dtype, device=self.device)
-        heads, scale = self.config.num_heads, self.config.attention_scale
-        kernels, shape = self._kernels, (heads, self.config.num_kv_heads, self.config.head_dim)
-        if kernels is not None and works(kernels, *shape):
+        config, device, kernels = self.config, self.device, self._kernels
+        heads, scale = config.num_heads, config.attention_scale
+        dtype, shape = kv_dtype(self.quantization), (heads, config.num_kv_heads, config.head_dim)
+        if kernels is not None and works(kernels, *shape, dtype=dtype):
+            pool = make_pool(config, kv_tokens, page_size, dtype=dtype, device=device)
             return pool, NativeAttention(kernels, pool, num_heads=heads, scale=scale)
+        pool = make_pool(config, kv_tokens, page_size, dtype=self.dtype, device=device)
         return pool, TorchAttention(pool, num_heads=heads, scale=scale)
 
     def set_version(self, loaded: LoadedModel, source: str | Path) -> None:

@@ -27,6 +27,13 @@ def reload_weights(backend: LocalBackend, model: str | Path | None) -> None:
             "should take: make a new LocalBackend"
         )
 
+    if loaded.quantization != backend.quantization:
+        now, new = (x or "not quantised" for x in (backend.quantization, loaded.quantization))
+        raise ModelLoadError(
+            f"{loaded.name} would run as {new}, and {backend.model_name}, whose place its weights "
+            f"should take, runs as {now}: make a new LocalBackend, or one with quantization= named"
+        )
+
     def swap() -> None:
         if engine.scheduler.has_work:
             raise InvalidArgument(

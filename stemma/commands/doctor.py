@@ -233,7 +233,7 @@ def check_folder(report: Report, folder: Path, device: torch.device, dtype: torc
     from stemma.backend.local.attention.torch_attention import TorchAttention
     from stemma.backend.local.cache.kv_pool import KVPool
     from stemma.backend.local.model.loader import read_config, weight_files
-    from stemma.backend.local.native.attention import works
+    from stemma.backend.local.native.attention import kv_dtype, works
     from stemma.backend.local.native.build import kernels
     from stemma.backend.local.sizing import default_kv_tokens
     from stemma.backend.local.tokenizer import Tokenizer
@@ -245,12 +245,15 @@ def check_folder(report: Report, folder: Path, device: torch.device, dtype: torc
     except ModelLoadError as error:
         raise ModelLoadError(f"{folder} cannot be loaded: {error}") from error
     report.fact("weights", f"{size / MIB:,.0f} MiB on the disk")
+    built, held = kernels("auto", device, dtype), kv_dtype("int8" if config.quantized_as else None)
+    heads = (config.num_heads, config.num_kv_heads, config.head_dim)
+    native = built is not None and works(built, *heads, dtype=held)
     shape = {
         "layers": config.num_layers,
         "kv_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
     }
-    per_token = KVPool.bytes_per_token(**shape, dtype=dtype)
+    per_token = KVPool.bytes_per_token(**shape, dtype=held if native else dtype)
     tokens = default_kv_tokens(per_token, device, config.max_positions)
     small = KVPool(**{**shape, "layers": 1}, capacity=1, page_size=1, dtype=dtype, device=device)
     attention = TorchAttention(small, num_heads=config.num_heads, scale=1.0)
@@ -262,9 +265,6 @@ def check_folder(report: Report, folder: Path, device: torch.device, dtype: torc
         )
     except ModelLoadError as error:
         chat = ChatFormat.absent(str(error))
-    built = kernels("auto", device, dtype)
-    heads = (config.num_heads, config.num_kv_heads, config.head_dim)
-    native = built is not None and works(built, *heads)
     tell_model(report, config, "native" if native else attention.kernel, chat)
     if config.quantized_as:
         report.fact("products", f"int8 on a CPU, for the weights were {config.quantized_as}")
@@ -291,10 +291,11 @@ def check_loaded(report: Report, model: str | None) -> None:
             layers=config.num_layers,
             kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            dtype=backend.dtype,
+            dtype=backend.kv_dtype,
         )
         tokens = backend.stats().pool_tokens
-        report.fact("KV pool", f"{tokens:,} tokens, {tokens * per_token / MIB:,.0f} MiB")
+        held = f"{tokens:,} tokens, {tokens * per_token / MIB:,.0f} MiB"
+        report.fact("KV pool", f"{held}, {str(backend.kv_dtype).removeprefix('torch.')}")
         backend.warmup()
         params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
         (written,) = backend.generate("Once upon a time", params)

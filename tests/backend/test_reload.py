@@ -117,6 +117,17 @@ def test_other_shape_is_refused_and_changes_nothing(
     assert (found.token_ids, found.usage.cached_tokens) == (expected, len(PROMPT) - 1)
 
 
+def test_weights_that_would_run_otherwise_are_refused(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LocalBackend(tiny_model(), kv_tokens=512, quantization="int8") as backend:
+        expected = backend.generate([PROMPT], GREEDY)[0].token_ids
+        monkeypatch.setattr(backend, "_quantization", None)
+        with pytest.raises(ModelLoadError, match="not quantised.*int8.*quantization="):
+            backend.reload_weights(tiny_model(seed=1))
+        assert backend.generate([PROMPT], GREEDY)[0].token_ids == expected
+
+
 def test_reload_waits_for_nobody_and_harms_nobody(make: Make) -> None:
     backend = make()
     branch = backend.open()

@@ -9,9 +9,14 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "vectors.h"
+
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
 
 namespace stemma {
 namespace {
@@ -20,6 +25,9 @@ constexpr int kBlock = 32;       // keys
 constexpr int kTile = 32;        // rows that one task goes through, at most
 constexpr int kMaxDim = 256;
 constexpr int kMaxQueries = 256;  // of a tile: rows times query heads per KV head
+constexpr float kSlack = 8;
+constexpr float kNone = -1e30f;    // less than any score
+constexpr float kUnseen = -2e30f;  // and the score of what a row does not see
 
 // Rows [first, last) of the step have the same slots in a block, as far as each of them sees it.
 struct Run {
@@ -83,29 +91,144 @@ struct Plan {
 struct Shape {
   int group;  // query heads that share a KV head
   int dim;
-  int64_t slot_stride;  // floats from one slot of the pool to the next
+  int64_t slot_stride;  // numbers from one slot of the pool to the next
   float scale;
 };
 
-// What one thread works with. All of it stays in the first cache levels.
+// What one thread works with. All of it stays in the first cache levels. `Product` says how numbers
+// lie in it: a cell is a float, or two numbers of 16 bits.
 struct Work {
-  alignas(64) float keys[kMaxDim * kBlock];                     // [dim][key]
-  alignas(64) float queries[kMaxQueries * kMaxDim];             // scaled
-  alignas(64) float weights[kMaxQueries * kBlock];
+  alignas(64) float keys[kMaxDim * kBlock];           // cells [dim][key]
+  alignas(64) float values[kMaxDim * kBlock];         // cells [key][dim], where they are copied
+  alignas(64) float queries[kMaxQueries * kMaxDim];   // cells [query][dim], scaled
+  alignas(64) float weights[kMaxQueries * kBlock];    // [query][key], then cells
   alignas(64) float out[kMaxQueries * kMaxDim];
-  Vec total[kMaxQueries];  // by lane of the keys
+  const float* rows[kBlock];  // the values of each key, or of each pair of keys
+  Vec total[kMaxQueries];     // by lane of the keys
   float largest[kMaxQueries];
 };
 
-// N queries times the keys of a block.
-template <int D, int N>
-void scores(const float* q, const float* keys, float* to) {
+// Products of floats, whatever the pool holds.
+struct Single {
+  static constexpr int kPerCell = 1;
+  typedef float Cell;
+
+  static Vec plus(Vec sum, Cell x, Vec y) { return sum + x * y; }
+
+  static Vec power(Vec x) { return exp_of(x); }
+
+  template <typename Number>
+  static Vec cells(const Number* from) {
+    return load(from);
+  }
+
+  static void set_query(const float* q, float scale, int dim, float* to) {
+    for (int i = 0; i < dim; ++i) to[i] = q[i] * scale;
+  }
+
+  static void set_weights(float* to, const Vec* x) {
+    store(to, x[0]);
+    store(to + kLanes, x[1]);
+  }
+
+  static void set_rows(const float* values, const int32_t* slots, int low, int high,
+                       int64_t slot_stride, int, Work& work) {
+    for (int j = low; j < high; ++j) work.rows[j] = values + slots[j] * slot_stride;
+  }
+
+  static void set_rows(const Half* values, const int32_t* slots, int low, int high,
+                       int64_t slot_stride, int dim, Work& work) {
+    for (int j = low; j < high; ++j) {
+      float* row = work.values + j * dim;
+      for (int d = 0; d < dim; d += kLanes) store(row + d, load(values + slots[j] * slot_stride + d));
+      work.rows[j] = row;
+    }
+  }
+
+  static void write(const float* out, float total, int dim, float* to) {
+    for (int i = 0; i < dim; i += kLanes) store(to + i, load(out + i) / total);
+  }
+};
+
+#ifdef __AVX512BF16__
+// Two products at once, each of two bfloat16, summed in floats: of neighbours among the dimensions
+// of queries and keys, and among the keys of weights and values. Dimensions come in chunks of 32;
+// while they are summed, the values of a chunk are in the order in which pairs are made fastest.
+struct Paired {
+  static constexpr int kPerCell = 2;
+  typedef int32_t Cell __attribute__((may_alias));
+
+  static Vec plus(Vec sum, int32_t x, Vec y) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(x), (__m512bh)y);
+  }
+
+  // Scores are in powers of two. 2^x to 8 parts in 100,000, finer than a bfloat16.
+  static Vec power(Vec x) {
+    const Vec n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const Vec r = x - n;
+    Vec p = all(0.0551716649f);
+    p = p * r + 0.242611122f;
+    p = p * r + 0.693260986f;
+    p = p * r + 0.999928074f;
+    return _mm512_scalef_ps(p, n);
+  }
+
+  static Vec cells(const Half* from) { return load(reinterpret_cast<const float*>(from)); }
+
+  static void set_query(const float* q, float scale, int dim, float* to) {
+    scale *= 1.44269504f;  // 1 / ln 2
+    for (int i = 0; i < dim; i += 2 * kLanes)
+      store(to + i / 2, pairs(load(q + i) * scale, load(q + i + kLanes) * scale));
+  }
+
+  static void set_weights(float* to, const Vec* x) { store(to, pairs(x[0], x[1])); }
+
+  static void set_rows(const Half* values, const int32_t* slots, int low, int high,
+                       int64_t slot_stride, int dim, Work& work) {
+    for (int j = low & ~1; j < high; j += 2) {
+      float* row = work.values + j / 2 * dim;
+      const Half* first = j < low ? nullptr : values + slots[j] * slot_stride;
+      const Half* second = j + 1 < high ? values + slots[j + 1] * slot_stride : nullptr;
+      for (int d = 0; d < dim; d += 2 * kLanes) {
+        const __m512i a = first ? _mm512_loadu_si512(first + d) : __m512i{};
+        const __m512i b = second ? _mm512_loadu_si512(second + d) : __m512i{};
+        _mm512_store_si512(row + d, _mm512_unpacklo_epi16(a, b));
+        _mm512_store_si512(row + d + kLanes, _mm512_unpackhi_epi16(a, b));
+      }
+      work.rows[j / 2] = row;
+    }
+  }
+
+  // Of 32 dimensions the unpacked ones are, by eights: four of the low, then four of the high.
+  static void write(const float* out, float total, int dim, float* to) {
+    const auto place = [](int i) { return i / 8 * 4 + i % 4 + (i & 4 ? kLanes : 0); };
+    for (int i = 0; i < dim; i += 2 * kLanes) {
+      const Vec low = load(out + i), high = load(out + i + kLanes);
+      store(to + i, picked(low, high, place) / total);
+      store(to + i + kLanes, picked(low, high, [&](int i) { return place(i + kLanes); }) / total);
+    }
+  }
+
+  static Vec pairs(Vec low, Vec high) { return (Vec)_mm512_cvtne2ps_pbh(high, low); }
+};
+
+template <typename Number, int D>
+using Product = std::conditional_t<std::is_same_v<Number, Half> && D % 32 == 0, Paired, Single>;
+#else
+template <typename Number, int D>
+using Product = Single;
+#endif
+
+// N queries times the keys of a block, each of C cells.
+template <typename P, int C, int N>
+void scores(const float* queries, const float* keys, float* to) {
+  const auto* q = reinterpret_cast<const typename P::Cell*>(queries);
   Vec sums[N][2] = {};
-  for (int d = 0; d < D; ++d) {
-    const Vec low = load(keys + d * kBlock), high = load(keys + d * kBlock + kLanes);
+  for (int c = 0; c < C; ++c) {
+    const Vec low = load(keys + c * kBlock), high = load(keys + c * kBlock + kLanes);
     for (int i = 0; i < N; ++i) {
-      sums[i][0] += q[i * D + d] * low;
-      sums[i][1] += q[i * D + d] * high;
+      sums[i][0] = P::plus(sums[i][0], q[i * C + c], low);
+      sums[i][1] = P::plus(sums[i][1], q[i * C + c], high);
     }
   }
   for (int i = 0; i < N; ++i) {
@@ -114,82 +237,94 @@ void scores(const float* q, const float* keys, float* to) {
   }
 }
 
-template <int D>
+template <typename P, int C>
 void scores(const float* q, const float* keys, int count, float* to) {
-  for (; count >= 8; count -= 8, q += 8 * D, to += 8 * kBlock) scores<D, 8>(q, keys, to);
-  for (; count >= 3; count -= 3, q += 3 * D, to += 3 * kBlock) scores<D, 3>(q, keys, to);
-  for (; count; --count, q += D, to += kBlock) scores<D, 1>(q, keys, to);
+  for (; count >= 8; count -= 8, q += 8 * C, to += 8 * kBlock) scores<P, C, 8>(q, keys, to);
+  for (; count >= 3; count -= 3, q += 3 * C, to += 3 * kBlock) scores<P, C, 3>(q, keys, to);
+  for (; count; --count, q += C, to += kBlock) scores<P, C, 1>(q, keys, to);
 }
 
-// Keys [low, high) of a block to [dim][key]; zeros for the others.
-template <int D>
-void turn_keys(const float* keys, const int32_t* slots, int low, int high, int64_t slot_stride,
+// Keys [low, high) of a block to cells [dim][key]; zeros for the others.
+template <typename P, int C, typename Number>
+void turn_keys(const Number* keys, const int32_t* slots, int low, int high, int64_t slot_stride,
                float* to) {
   for (int half = 0; half < kBlock; half += kLanes)
-    for (int d = 0; d < D; d += kLanes) {
+    for (int c = 0; c < C; c += kLanes) {
       Vec square[kLanes];
       for (int i = 0; i < kLanes; ++i) {
         const int j = half + i;
-        square[i] = j < low || j >= high ? Vec{} : load(keys + slots[j] * slot_stride + d);
+        square[i] = j < low || j >= high
+                        ? Vec{}
+                        : P::cells(keys + slots[j] * slot_stride + c * P::kPerCell);
       }
       transpose(square);
-      for (int i = 0; i < kLanes; ++i) store(to + (d + i) * kBlock + half, square[i]);
+      for (int i = 0; i < kLanes; ++i) store(to + (c + i) * kBlock + half, square[i]);
     }
 }
 
-// N queries, C vectors of each value.
-template <int N, int C>
-void add_values(const float* weights, const float* values, const int32_t* slots, int low, int high,
-                int64_t slot_stride, float* out, int dim) {
-  Vec sums[N][C];
+// N queries, V vectors of each row of values: rows [first, last).
+template <typename P, int N, int V>
+void add_values(const float* weights, const float* const* rows, int first, int last, int at,
+                float* out, int dim) {
+  const auto* w = reinterpret_cast<const typename P::Cell*>(weights);
+  Vec sums[N][V];
   for (int i = 0; i < N; ++i)
-    for (int c = 0; c < C; ++c) sums[i][c] = load(out + i * dim + c * kLanes);
-  for (int j = low; j < high; ++j) {
-    const float* value = values + slots[j] * slot_stride;
-    Vec parts[C];
-    for (int c = 0; c < C; ++c) parts[c] = load(value + c * kLanes);
+    for (int v = 0; v < V; ++v) sums[i][v] = load(out + i * dim + at + v * kLanes);
+  for (int j = first; j < last; ++j) {
+    Vec parts[V];
+    for (int v = 0; v < V; ++v) parts[v] = load(rows[j] + at + v * kLanes);
     for (int i = 0; i < N; ++i)
-      for (int c = 0; c < C; ++c) sums[i][c] += weights[i * kBlock + j] * parts[c];
+      for (int v = 0; v < V; ++v) sums[i][v] = P::plus(sums[i][v], w[i * kBlock + j], parts[v]);
   }
   for (int i = 0; i < N; ++i)
-    for (int c = 0; c < C; ++c) store(out + i * dim + c * kLanes, sums[i][c]);
+    for (int v = 0; v < V; ++v) store(out + i * dim + at + v * kLanes, sums[i][v]);
 }
 
-template <int N>
-void add_values(const float* weights, const float* values, const int32_t* slots, int low, int high,
-                int64_t slot_stride, float* out, int dim) {
+template <typename P, int N>
+void add_values(const float* weights, const float* const* rows, int first, int last, float* out,
+                int dim) {
   int at = 0;
   for (; at + 4 * kLanes <= dim; at += 4 * kLanes)
-    add_values<N, 4>(weights, values + at, slots, low, high, slot_stride, out + at, dim);
-  for (; at < dim; at += kLanes)
-    add_values<N, 1>(weights, values + at, slots, low, high, slot_stride, out + at, dim);
+    add_values<P, N, 4>(weights, rows, first, last, at, out, dim);
+  for (; at < dim; at += kLanes) add_values<P, N, 1>(weights, rows, first, last, at, out, dim);
 }
 
-// The softmax of one query goes on over a block of which it sees lanes [low, high).
-inline void weigh(float* weights, int low, int high, float* largest, Vec* total, float* out,
-                  int dim) {
-  IntVec lane;
-  for (int i = 0; i < kLanes; ++i) lane[i] = i;
-  const Vec hidden = all(-1e30f);
-  const IntVec seen[2] = {(lane >= low) & (lane < high),
-                          (lane + kLanes >= low) & (lane + kLanes < high)};
+// The softmax of one query goes on over a block of which it sees lanes [low, high). Its powers are
+// of what exceeds `largest`, which follows the largest score from afar: a score may exceed it by
+// kSlack before all that was summed is shrunk.
+template <typename P>
+void weigh(float* weights, int low, int high, float* largest, Vec* total, float* out, int dim) {
   Vec x[2] = {load(weights), load(weights + kLanes)};
-  for (int i = 0; i < 2; ++i) x[i] = seen[i] ? x[i] : hidden;
-  const float most = std::max(*largest, largest_of(larger(x[0], x[1])));
-  const float shrink = most == *largest ? 1.0f : exp_of(*largest - most);
-  for (int i = 0; i < 2; ++i) {
-    x[i] = seen[i] ? exp_of(x[i] - most) : Vec{};
-    store(weights + i * kLanes, x[i]);
+  const bool whole = low == 0 && high == kBlock;
+  IntVec seen[2];
+  if (!whole) {
+    IntVec lane;
+    for (int i = 0; i < kLanes; ++i) lane[i] = i;
+    seen[0] = (lane >= low) & (lane < high);
+    seen[1] = (lane + kLanes >= low) & (lane + kLanes < high);
+    for (int i = 0; i < 2; ++i) x[i] = seen[i] ? x[i] : all(kUnseen);
   }
-  *total = *total * shrink + (x[0] + x[1]);
-  *largest = most;
-  if (shrink != 1.0f)
+  const Vec larger_ones = larger(x[0], x[1]);
+  if (any_above(larger_ones, *largest + kSlack)) {
+    const float most = largest_of(larger_ones);
+    const Vec shrink = P::power(all(*largest - most));
+    *largest = most;
+    *total *= shrink;
     for (int i = 0; i < dim; i += kLanes) store(out + i, load(out + i) * shrink);
+  }
+  for (int i = 0; i < 2; ++i) {
+    x[i] = P::power(x[i] - *largest);
+    if (!whole) x[i] = seen[i] ? x[i] : Vec{};
+  }
+  P::set_weights(weights, x);
+  *total += x[0] + x[1];
 }
 
-template <int D>
-void attend_run(const Plan& plan, const Run& run, int tile, const float* keys, const float* values,
-                const Shape& shape, Work& work) {
+template <typename Number, int D>
+void attend_run(const Plan& plan, const Run& run, int tile, const Number* keys,
+                const Number* values, const Shape& shape, Work& work) {
+  using P = Product<Number, D>;
+  constexpr int kCells = D / P::kPerCell;
   const int32_t* slots = plan.tables[run.longest] + int64_t{run.block} * kBlock;
   int low, high;
   plan.seen(run.longest, run.block, &low, &high);
@@ -198,67 +333,117 @@ void attend_run(const Plan& plan, const Run& run, int tile, const float* keys, c
     plan.seen(row, run.block, &own_low, &own_high);
     low = std::min(low, own_low);
   }
-  turn_keys<D>(keys, slots, low, high, shape.slot_stride, work.keys);
+  turn_keys<P, kCells>(keys, slots, low, high, shape.slot_stride, work.keys);
   const int first = (run.first - tile) * shape.group;
   const int count = (run.last - run.first) * shape.group;
   float* weights = work.weights + first * kBlock;
-  scores<D>(work.queries + first * D, work.keys, count, weights);
-  for (int i = 0; i < count; ++i) {
+  scores<P, kCells>(work.queries + first * kCells, work.keys, count, weights);
+  for (int row = run.first, i = 0; row < run.last; ++row) {
     int own_low, own_high;
-    plan.seen(run.first + i / shape.group, run.block, &own_low, &own_high);
-    weigh(weights + i * kBlock, own_low, own_high, work.largest + first + i,
-          work.total + first + i, work.out + (first + i) * D, D);
+    plan.seen(row, run.block, &own_low, &own_high);
+    for (const int end = i + shape.group; i < end; ++i)
+      weigh<P>(weights + i * kBlock, own_low, own_high, work.largest + first + i,
+               work.total + first + i, work.out + (first + i) * D, D);
   }
+  P::set_rows(values, slots, low, high, shape.slot_stride, D, work);
+  low /= P::kPerCell;
+  high = (high + P::kPerCell - 1) / P::kPerCell;
   float* out = work.out + first * D;
   int at = 0;
   for (; at + 6 <= count; at += 6)
-    add_values<6>(weights + at * kBlock, values, slots, low, high, shape.slot_stride, out + at * D, D);
+    add_values<P, 6>(weights + at * kBlock, work.rows, low, high, out + at * D, D);
   for (; at + 3 <= count; at += 3)
-    add_values<3>(weights + at * kBlock, values, slots, low, high, shape.slot_stride, out + at * D, D);
+    add_values<P, 3>(weights + at * kBlock, work.rows, low, high, out + at * D, D);
   for (; at < count; ++at)
-    add_values<1>(weights + at * kBlock, values, slots, low, high, shape.slot_stride, out + at * D, D);
+    add_values<P, 1>(weights + at * kBlock, work.rows, low, high, out + at * D, D);
 }
 
-template <int D>
+template <typename Number, int D>
 void attend_tile(const Plan& plan, int64_t tile, const float* q, int64_t q_stride,
-                 const float* keys, const float* values, const Shape& shape, float* out,
+                 const Number* keys, const Number* values, const Shape& shape, float* out,
                  int64_t out_stride, Work& work) {
+  using P = Product<Number, D>;
   const int first = plan.tile_rows[tile], last = plan.tile_rows[tile + 1];
   const int width = shape.group * D;
   for (int row = first; row < last; ++row)
-    for (int i = 0; i < width; ++i)
-      work.queries[(row - first) * width + i] = q[row * q_stride + i] * shape.scale;
+    P::set_query(q + row * q_stride, shape.scale, width,
+                 work.queries + (row - first) * width / P::kPerCell);
   const int count = (last - first) * shape.group;
   std::fill_n(work.out, count * D, 0.0f);
-  std::fill_n(work.largest, count, -1e30f);
+  std::fill_n(work.largest, count, kNone);
   std::fill_n(work.total, count, Vec{});
   for (int64_t i = plan.tile_runs[tile]; i < plan.tile_runs[tile + 1]; ++i)
-    attend_run<D>(plan, plan.runs[i], first, keys, values, shape, work);
+    attend_run<Number, D>(plan, plan.runs[i], first, keys, values, shape, work);
   for (int query = 0; query < count; ++query) {
     const int row = first + query / shape.group;
-    float* to = out + row * out_stride + query % shape.group * D;
-    const float total = sum_of(work.total[query]);
-    for (int i = 0; i < D; ++i) to[i] = work.out[query * D + i] / total;
+    P::write(work.out + query * D, sum_of(work.total[query]), D,
+             out + row * out_stride + query % shape.group * D);
   }
 }
 
-template <int D>
-void attend(const Plan& plan, const float* q, int64_t q_stride, const float* k_pool,
-            const float* v_pool, const Shape& shape, int kv_heads, float* out, int threads) {
-  const int64_t tiles = static_cast<int64_t>(plan.tile_rows.size()) - 1;
-  const int64_t out_stride = int64_t{kv_heads} * shape.group * D;
-#pragma omp parallel num_threads(threads)
-  {
-    static thread_local Work* work = new Work();  // as long as the thread, which torch keeps
-#pragma omp for schedule(dynamic)
-    for (int64_t task = tiles * kv_heads - 1; task >= 0; --task) {  // the longest come last
-      const int64_t tile = task / kv_heads, head = task % kv_heads;
-      const int64_t first = head * shape.group * D;
-      attend_tile<D>(plan, tile, q + first, q_stride, k_pool + head * D, v_pool + head * D, shape,
-                     out + first, out_stride, *work);
+// Write the step's keys and values to the pool, then attend. See stemma_attention.
+template <typename Number>
+struct Step {
+  const Plan& plan;
+  const float *q, *k, *v;
+  int64_t q_stride, k_stride, v_stride;
+  Number *k_pool, *v_pool;
+  Shape shape;
+  int kv_heads;
+  float* out;
+  int threads;
+
+  void write() const {
+    const int width = kv_heads * shape.dim;
+#pragma omp parallel for schedule(static) num_threads(threads) if (plan.rows() > 63)
+    for (int64_t row = 0; row < plan.rows(); ++row) {
+      const int64_t to = plan.slots[row] * shape.slot_stride;
+      for (int i = 0; i < width; i += kLanes) {
+        store(k_pool + to + i, load(k + row * k_stride + i));
+        store(v_pool + to + i, load(v + row * v_stride + i));
+      }
     }
   }
-}
+
+  template <int D>
+  void attend() const {
+    const int64_t tiles = static_cast<int64_t>(plan.tile_rows.size()) - 1;
+    const int64_t out_stride = int64_t{kv_heads} * shape.group * D;
+#pragma omp parallel num_threads(threads)
+    {
+      static thread_local Work* work = new Work();  // as long as the thread, which torch keeps
+#pragma omp for schedule(dynamic)
+      for (int64_t task = tiles * kv_heads - 1; task >= 0; --task) {  // the longest come last
+        const int64_t tile = task / kv_heads, head = task % kv_heads;
+        const int64_t first = head * shape.group * D;
+        attend_tile<Number, D>(plan, tile, q + first, q_stride, k_pool + head * D,
+                               v_pool + head * D, shape, out + first, out_stride, *work);
+      }
+    }
+  }
+
+  int run() const {
+    if (shape.group > kMaxQueries) return 1;
+    write();
+    switch (shape.dim) {
+#define STEMMA_DIM(D) \
+  case D:             \
+    attend<D>();      \
+    return 0;
+      STEMMA_DIM(16)
+      STEMMA_DIM(32)
+      STEMMA_DIM(48)
+      STEMMA_DIM(64)
+      STEMMA_DIM(80)
+      STEMMA_DIM(96)
+      STEMMA_DIM(112)
+      STEMMA_DIM(128)
+      STEMMA_DIM(256)
+#undef STEMMA_DIM
+      default: return 1;
+    }
+  }
+};
 
 }  // namespace
 }  // namespace stemma
@@ -294,35 +479,19 @@ extern "C" Plan* stemma_attention_plan(const int64_t* tables, const int64_t* len
 extern "C" void stemma_attention_free(Plan* plan) { delete plan; }
 
 // Write the step's k and v to the pool, then attend. q: [rows, heads, dim], k, v: [rows, kv_heads,
-// dim], each row dense and `stride` floats from the next. k_pool, v_pool: [slots, kv_heads, dim].
-// out: [rows, heads * dim], dense. Returns 0, or 1 for a shape that it has no room for.
+// dim], each row dense and `stride` floats from the next. k_pool, v_pool: [slots, kv_heads, dim],
+// of floats, or of bfloat16 where `halves` is 1. out: [rows, heads * dim], dense. Returns 0, or 1
+// for a shape that it has no room for.
 extern "C" int stemma_attention(const Plan* plan, const float* q, const float* k, const float* v,
-                                int64_t q_stride, int64_t k_stride, int64_t v_stride,
-                                float* k_pool, float* v_pool, int64_t slot_stride, int heads,
+                                int64_t q_stride, int64_t k_stride, int64_t v_stride, void* k_pool,
+                                void* v_pool, int64_t slot_stride, int halves, int heads,
                                 int kv_heads, int dim, float scale, float* out, int threads) {
-  const stemma::Shape shape{heads / kv_heads, dim, slot_stride, scale};
-  if (shape.group > stemma::kMaxQueries) return 1;
-  const size_t width = sizeof(float) * kv_heads * dim;
-#pragma omp parallel for schedule(static) num_threads(threads) if (plan->rows() > 63)
-  for (int64_t row = 0; row < plan->rows(); ++row) {
-    std::memcpy(k_pool + plan->slots[row] * slot_stride, k + row * k_stride, width);
-    std::memcpy(v_pool + plan->slots[row] * slot_stride, v + row * v_stride, width);
-  }
-  switch (dim) {
-#define STEMMA_DIM(D)                                                                            \
-  case D:                                                                                        \
-    stemma::attend<D>(*plan, q, q_stride, k_pool, v_pool, shape, kv_heads, out, threads);        \
-    return 0;
-    STEMMA_DIM(16)
-    STEMMA_DIM(32)
-    STEMMA_DIM(48)
-    STEMMA_DIM(64)
-    STEMMA_DIM(80)
-    STEMMA_DIM(96)
-    STEMMA_DIM(112)
-    STEMMA_DIM(128)
-    STEMMA_DIM(256)
-#undef STEMMA_DIM
-    default: return 1;
-  }
+  const auto run = [&](auto* keys, auto* values) {
+    const stemma::Shape shape{heads / kv_heads, dim, slot_stride, scale};
+    return stemma::Step<std::remove_pointer_t<decltype(keys)>>{
+        *plan, q, k, v, q_stride, k_stride, v_stride, keys, values, shape, kv_heads, out, threads}
+        .run();
+  };
+  if (halves) return run(static_cast<stemma::Half*>(k_pool), static_cast<stemma::Half*>(v_pool));
+  return run(static_cast<float*>(k_pool), static_cast<float*>(v_pool));
 }

@@ -6,6 +6,10 @@
 #include <cstdint>
 #include <cstring>
 
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
 namespace stemma {
 
 constexpr int kLanes = 16;
@@ -16,6 +20,32 @@ typedef float UnalignedVec __attribute__((vector_size(4 * kLanes), aligned(4), m
 
 inline Vec load(const float* from) { return *reinterpret_cast<const UnalignedVec*>(from); }
 inline void store(float* to, Vec x) { *reinterpret_cast<UnalignedVec*>(to) = x; }
+
+// A bfloat16: the upper half of a float.
+struct Half {
+  uint16_t bits;
+};
+
+typedef uint16_t HalfVec __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
+typedef uint32_t UnsignedVec __attribute__((vector_size(4 * kLanes)));
+
+inline Vec load(const Half* from) {
+  const auto bits =
+      __builtin_convertvector(*reinterpret_cast<const HalfVec*>(from), UnsignedVec) << 16;
+  Vec x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// To the nearest, of two that are as near to the even one. NaN stays NaN.
+inline void store(Half* to, Vec x) {
+  UnsignedVec bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  const UnsignedVec nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  const UnsignedVec chosen = x == x ? nearest : bits >> 16 | 0x40;
+  *reinterpret_cast<HalfVec*>(to) = __builtin_convertvector(chosen, HalfVec);
+}
+
 inline Vec all(float x) { return x - Vec{}; }
 inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
 
@@ -54,6 +84,14 @@ inline float largest_of(Vec x) {
   x = larger(x, across<2>(x));
   x = larger(x, across<1>(x));
   return x[0];
+}
+
+inline bool any_above(Vec x, float limit) {
+#ifdef __AVX512F__
+  return _mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_GT_OQ);
+#else
+  return largest_of(x) > limit;
+#endif
 }
 
 // Of a transpose of 16 by 16: swap the blocks of H rows and lanes that lie across the diagonal.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -18,17 +19,32 @@ from stemma.backend.local.native import attention
 from stemma.backend.local.native.attention import NativeAttention, works
 
 CAPACITY = 3000
-DIM = 16
 
 
-def make_pool(kv_heads: int = 2, dim: int = DIM) -> KVPool:
+class Kind(NamedTuple):
+    """What a pool holds, and how exact attention to it is."""
+
+    dtype: torch.dtype
+    dim: int
+    tolerance: float
+
+
+KINDS = [
+    pytest.param(Kind(torch.float32, 16, 1e-4), id="floats"),
+    pytest.param(Kind(torch.bfloat16, 16, 2e-2), id="halves"),
+    pytest.param(Kind(torch.bfloat16, 32, 2e-2), id="pairs"),  # multiplied as such where they can
+]
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def make_pool(kind: Kind) -> KVPool:
     pool = KVPool(
         layers=2,
-        kv_heads=kv_heads,
-        head_dim=dim,
+        kv_heads=2,
+        head_dim=kind.dim,
         capacity=CAPACITY,
         page_size=1,
-        dtype=torch.float32,
+        dtype=kind.dtype,
         device="cpu",
     )
     numbers = torch.Generator().manual_seed(0)
@@ -46,15 +62,17 @@ def new_rows(pool: KVPool, layer: int, batch: Batch, heads: int) -> tuple[Tensor
     """q, k, v as a function of the row's slot; k and v are what the pool holds there already."""
     slots = torch.from_numpy(batch.slots)
     q = [
-        torch.randn(heads, DIM, generator=torch.Generator().manual_seed(int(slot)))
+        torch.randn(heads, pool.k[0].shape[2], generator=torch.Generator().manual_seed(int(slot)))
         for slot in batch.slots
     ]
-    return torch.stack(q), pool.k[layer][slots], pool.v[layer][slots]
+    return torch.stack(q), pool.k[layer][slots].float(), pool.v[layer][slots].float()
 
 
-def by_slot(library: ctypes.CDLL, entries: list[Entry], window: int | None) -> dict[int, Tensor]:
+def by_slot(
+    library: ctypes.CDLL, kind: Kind, entries: list[Entry], window: int | None
+) -> dict[int, Tensor]:
     """What each row of the step attends to, by its slot."""
-    pool, batch = make_pool(), build_batch(entries)
+    pool, batch = make_pool(kind), build_batch(entries)
     executor = NativeAttention(library, pool, num_heads=6, scale=0.25, window=window)
     attend = executor.prepare(batch)
     out = [attend(layer, *new_rows(pool, layer, batch, 6)) for layer in range(2)]
@@ -85,13 +103,14 @@ def trees(draw: st.DrawFn) -> list[Entry]:
     return [entry(table, draw(st.integers(0, len(table) - 1))) for table in tables]
 
 
-@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
+@every_kind
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(entries=trees(), window=st.none() | st.integers(1, 70))
 def test_every_row_attends_to_all_before_it(
-    library: ctypes.CDLL, entries: list[Entry], window: int | None
+    library: ctypes.CDLL, kind: Kind, entries: list[Entry], window: int | None
 ) -> None:
-    pool, batch = make_pool(), build_batch(entries)
-    found = by_slot(library, entries, window)
+    pool, batch = make_pool(kind), build_batch(entries)
+    found = by_slot(library, kind, entries, window)
     for i, one in enumerate(entries):
         for row in batch.rows_of(i):
             position = int(batch.positions[row])
@@ -100,52 +119,58 @@ def test_every_row_attends_to_all_before_it(
                 q, _, _ = new_rows(pool, layer, batch, 6)
                 right = expected(pool, layer, seen, q[row])
                 got = found[int(batch.slots[row])][layer].double()
-                assert torch.allclose(got, right, rtol=1e-4, atol=1e-5)
+                assert torch.allclose(got, right, rtol=kind.tolerance, atol=kind.tolerance)
 
 
-@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
+@every_kind
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(entries=trees(), window=st.none() | st.integers(1, 70))
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(
-    library: ctypes.CDLL, entries: list[Entry], window: int | None
+    library: ctypes.CDLL, kind: Kind, entries: list[Entry], window: int | None
 ) -> None:
-    together = by_slot(library, entries, window)
+    together = by_slot(library, kind, entries, window)
     for one in entries:
-        alone = by_slot(library, [one], window)
-        last = by_slot(library, [entry(one.table, len(one.table) - 1)], window)
+        alone = by_slot(library, kind, [one], window)
+        last = by_slot(library, kind, [entry(one.table, len(one.table) - 1)], window)
         assert all(row.equal(together[slot]) for slot, row in alone.items())
         assert all(row.equal(together[slot]) for slot, row in last.items())
 
 
+@every_kind
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_the_number_of_threads_changes_no_bit(library: ctypes.CDLL, threads: int) -> None:
+def test_the_number_of_threads_changes_no_bit(
+    library: ctypes.CDLL, kind: Kind, threads: int
+) -> None:
     entries = [entry([*range(100), *range(200 + 40 * i, 230 + 40 * i)], 110) for i in range(20)]
     before = torch.get_num_threads()
-    once = by_slot(library, entries, None)
+    once = by_slot(library, kind, entries, None)
     torch.set_num_threads(threads)
     try:
-        again = by_slot(library, entries, None)
+        again = by_slot(library, kind, entries, None)
     finally:
         torch.set_num_threads(before)
     assert all(row.equal(again[slot]) for slot, row in once.items())
 
 
-def test_new_keys_and_values_are_written_to_the_pool(library: ctypes.CDLL) -> None:
-    pool, batch = make_pool(), build_batch([entry([5, 9, 7], 1), entry([5, 11], 1)])
+@every_kind
+def test_new_keys_and_values_are_written_to_the_pool(library: ctypes.CDLL, kind: Kind) -> None:
+    pool, batch = make_pool(kind), build_batch([entry([5, 9, 7], 1), entry([5, 11], 1)])
     before = pool.k[1].clone()
-    wide = torch.randn(3, 10, DIM)  # rows of q, k and v side by side, as the decoder has them
+    wide = torch.randn(3, 10, kind.dim)  # rows of q, k and v side by side, as the decoder has them
     q, k, v = wide.split((6, 2, 2), dim=1)
     attend = NativeAttention(library, pool, num_heads=6, scale=0.25).prepare(batch)
     attend(1, q, k, v)
     slots = torch.from_numpy(batch.slots)
-    assert pool.k[1][slots].equal(k)
-    assert pool.v[1][slots].equal(v)
+    assert pool.k[1][slots].equal(k.to(kind.dtype))
+    assert pool.v[1][slots].equal(v.to(kind.dtype))
     others = torch.ones(CAPACITY, dtype=torch.bool)
     others[slots] = False
     assert pool.k[1][others].equal(before[others])
 
 
-def test_a_nan_stays_one_and_stays_where_it_is(library: ctypes.CDLL) -> None:
-    pool = make_pool()
+@every_kind
+def test_a_nan_stays_one_and_stays_where_it_is(library: ctypes.CDLL, kind: Kind) -> None:
+    pool = make_pool(kind)
     pool.v[0][7] = torch.nan
     pool.k[0][8] = torch.nan
     tables = [[1, 2, 7], [1, 2, 8], [1, 2, 9]]
@@ -156,45 +181,52 @@ def test_a_nan_stays_one_and_stays_where_it_is(library: ctypes.CDLL) -> None:
     assert bad == [True, True, False]
 
 
-def test_a_step_without_rows(library: ctypes.CDLL) -> None:
-    pool, batch = make_pool(), build_batch([])
+@every_kind
+def test_a_step_without_rows(library: ctypes.CDLL, kind: Kind) -> None:
+    pool, batch = make_pool(kind), build_batch([])
     attend = NativeAttention(library, pool, num_heads=6, scale=0.25).prepare(batch)
-    assert attend(0, torch.empty(0, 6, DIM), *torch.empty(2, 0, 2, DIM)).shape == (0, 6 * DIM)
+    assert attend(0, torch.empty(0, 6, kind.dim), *torch.empty(2, 0, 2, kind.dim)).shape == (
+        0,
+        6 * kind.dim,
+    )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim"),
     [(9, 3, 64), (32, 8, 128), (4, 4, 16), (14, 2, 96), (8, 1, 80), (64, 1, 32), (8, 8, 256)],
 )
 def test_it_works_for_the_shapes_of_real_models(
-    library: ctypes.CDLL, heads: int, kv_heads: int, dim: int
+    library: ctypes.CDLL, heads: int, kv_heads: int, dim: int, dtype: torch.dtype
 ) -> None:
-    assert works(library, heads, kv_heads, dim)
+    assert works(library, heads, kv_heads, dim, dtype=dtype)
 
 
 def test_shapes_without_a_kernel_are_told_apart(library: ctypes.CDLL) -> None:
-    assert not works(library, 4, 4, 20)
-    assert not works(library, 512, 1, 16)
+    assert not works(library, 4, 4, 20, dtype=torch.float32)
+    assert not works(library, 512, 1, 16, dtype=torch.float32)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_kernel_that_is_wrong_is_not_used(
-    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+    library: ctypes.CDLL, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = attention.Attend.__call__
 
     def wrong(self: attention.Attend, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return right(self, layer, q, k, v) * 1.01
+        return right(self, layer, q, k, v) * (1.01 if dtype == torch.float32 else 1.1)
 
     monkeypatch.setattr(attention.Attend, "__call__", wrong)
-    assert not works(library, 4, 2, 16)
+    assert not works(library, 4, 2, 16, dtype=dtype)
 
 
+@every_kind
 def test_rows_that_go_alone_have_the_same_bits(
-    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+    library: ctypes.CDLL, kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = list(range(100))
     entries = [entry([*shared, *range(100 + 9 * i, 109 + 9 * i)], 95) for i in range(6)]
-    together = by_slot(library, entries, None)
+    together = by_slot(library, kind, entries, None)
     monkeypatch.setattr(NativeAttention, "share", False)
-    alone = by_slot(library, entries, None)
+    alone = by_slot(library, kind, entries, None)
     assert all(alone[slot].equal(row) for slot, row in together.items())
