@@ -15,11 +15,13 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from stemma.lang.constraints_limits import meaning
+from stemma.lang.constraints_limits import parser_limits as parser_limits
 from stemma.lang.constraints_stack import on_deep_stack
 from stemma.lang.errors import ConstraintError
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+    from llguidance import LLMatcher, LLTokenizer
 
     # What it costs, its text, where it leads, and the bytes that may come there.
     _Way = tuple[float, bytes, LLMatcher, bytes]
@@ -49,13 +51,6 @@ def byte_tokenizer() -> LLTokenizer:
     from llguidance import LLTokenizer, TokenizerWrapper
 
     return LLTokenizer(TokenizerWrapper(_Bytes()), slices=[])
-
-
-def parser_limits() -> LLParserLimits:
-    """What one step of a walk may cost. A mask that hits a limit has taken a tenth of a second."""
-    from llguidance import LLParserLimits
-
-    return LLParserLimits(verbose_errors=False)
 
 
 def matcher(compiled: str) -> LLMatcher:
@@ -101,8 +96,8 @@ def emptiness(compiled: str) -> str:
     walk = matcher(compiled)
     mask = walk.compute_bitmask()
     if walk.is_error():
-        reason = _first_line(walk.get_error())
-        return "nothing" if reason.startswith("NoExtension") else reason
+        reason = walk.get_error()
+        return "nothing" if reason.startswith("NoExtension") else meaning(reason)
     return "" if walk.is_accepting() or _allowed(mask) else "nothing"
 
 
@@ -147,28 +142,39 @@ def examples(compiled: str, n: int, seed: int) -> list[str]:
     """Up to n different texts of the grammar, the same for the same seed.
 
     Fewer where the grammar has fewer, or where a random walk does not find more.
-    Raises ConstraintError if it finds none.
+    Raises ConstraintError if it finds none, with what was in the way.
     """
     draw = random.Random(seed)
     found: dict[str, None] = {}
     misses = 0
+    lost = ""
     begun = time.monotonic()
     while len(found) < n and misses < _MOST_MISSES and time.monotonic() - begun < MOST_SECONDS:
-        text = _example(compiled, draw, misses)
-        if text is None or text in found:
+        text, why = _example(compiled, draw, misses)
+        lost = why or lost
+        if why == _ALL_LONG:
+            break
+        if why or text in found:
             misses += 1
         else:
             found[text] = None
             misses = 0
     if not found and n:
-        raise ConstraintError(
-            f"no example found: no random walk of {_EXAMPLE_BYTES:,} bytes came to an end"
-        )
+        raise ConstraintError(f"no example found: {lost}")
     return list(found)
 
 
-def _example(compiled: str, draw: random.Random, misses: int) -> str | None:
-    """One random walk to an accepted text; None where it got lost.
+_ALL_LONG = f"every text has more than {_EXAMPLE_BYTES:,} bytes, of which examples have at most"
+_LONG = (
+    f"no random walk came to an end within {_EXAMPLE_BYTES:,} bytes: texts may have to be longer, "
+    "or few of many ways lead to an end"
+)
+_DEAD = "all random walks came to where nothing can follow"
+_NO_TEXT = "what it allows are bytes that are no text: `~` allows all else, not only characters"
+
+
+def _example(compiled: str, draw: random.Random, misses: int) -> tuple[str, str]:
+    """One random walk to an accepted text, and why there is none where it got lost.
 
     misses: walks that found nothing since the last that did; walks take turns in
     what they prefer, for what one never finds another may.
@@ -179,21 +185,37 @@ def _example(compiled: str, draw: random.Random, misses: int) -> str | None:
     while len(text) < _EXAMPLE_BYTES:
         ahead = walk.compute_ff_bytes()
         if ahead:
+            if len(ahead) > _EXAMPLE_BYTES and not text:
+                return "", _ALL_LONG
             text += ahead
-            if len(text) > _EXAMPLE_BYTES or walk.try_consume_tokens(list(ahead)) < len(ahead):
-                return None
+            if len(text) > _EXAMPLE_BYTES:
+                return "", _LONG
+            if walk.try_consume_tokens(list(ahead)) < len(ahead):
+                return "", _why_lost(walk)
         late = len(text) >= soft
         if walk.is_accepting() and (late or draw.random() < 0.3):
-            return text.decode()
+            return _as_text(text)
         allowed = _allowed(walk.compute_bitmask())
         if walk.is_error() or not allowed:
-            return text.decode() if walk.is_accepting() else None
+            return _as_text(text) if walk.is_accepting() else ("", _why_lost(walk))
         ways = (_LATE if late else _EARLY), None, _EARLY, None
         way = ways[misses % len(ways)]
         byte = draw.choices(allowed, None if way is None else _weights(allowed, way))[0]
         text.append(byte)
         walk.consume_token(byte)
-    return None
+    return "", _LONG
+
+
+def _as_text(data: bytearray) -> tuple[str, str]:
+    try:
+        return data.decode(), ""
+    except UnicodeDecodeError:  # the complement of a regular expression has bytes of all kinds
+        return "", _NO_TEXT
+
+
+def _why_lost(walk: LLMatcher) -> str:
+    reason = walk.get_error()
+    return _DEAD if not reason or reason.startswith("NoExtension") else meaning(reason)
 
 
 def closing(walk: LLMatcher, *, steps: int = 500) -> bytes | None:
@@ -323,9 +345,5 @@ def _allowed(mask: bytes) -> list[int]:
 
 
 def _check(walk: LLMatcher) -> None:
-    if walk.is_error() and not (reason := _first_line(walk.get_error())).startswith("NoExtension"):
-        raise ConstraintError(f"the constraint is too complex for this text: {reason}")
-
-
-def _first_line(message: str) -> str:
-    return message.strip().splitlines()[0] if message.strip() else "no reason given"
+    if walk.is_error() and not (reason := walk.get_error()).startswith("NoExtension"):
+        raise ConstraintError(f"the constraint is too complex for this text: {meaning(reason)}")
