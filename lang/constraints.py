@@ -16,7 +16,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from stemma.lang import constraints_matcher as walks
-from stemma.lang.constraints_grammar import compiled_grammar, pointed
+from stemma.lang.constraints_grammar import compiled_grammar
+from stemma.lang.constraints_places import pointed
 from stemma.lang.constraints_regex import any_of, can_contain, compiled_regex
 from stemma.lang.constraints_schema import compiled_schema
 from stemma.lang.constraints_types import bare, described, is_type, loads, name_of

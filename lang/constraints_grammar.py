@@ -12,10 +12,22 @@ import re
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from stemma.lang.constraints_escapes import fault_of_text
+from stemma.lang.constraints_gbnf import Gbnf, looks_like_gbnf
+from stemma.lang.constraints_limits import (
+    MOST_ALTERNATIVES,
+    MOST_LEAST,
+    MOST_MEETING,
+    gathered,
+    meaning,
+)
 from stemma.lang.constraints_matcher import emptiness, refusal
+from stemma.lang.constraints_places import place
+from stemma.lang.constraints_regex import too_long
 from stemma.lang.constraints_schema import compiled_prepared, options, prepared_schema
 from stemma.lang.errors import InvalidArgument
 
+_MOST_COUNT = 2**31 - 1  # of a repeat
 MOST_PARTS = 2_000  # rules, groups and repetitions; llguidance recurses into them
 
 _TOKEN = re.compile(
@@ -59,48 +71,31 @@ def compiled_grammar(source: str) -> tuple[str, list[str]]:
     """
     from llguidance import LLMatcher
 
-    lark = source
-    if is_gbnf := _looks_like_gbnf(source):
-        lark = _from_gbnf(source)
-    analysis = _Analysis(lark, named="grammar (GBNF, as Lark)" if is_gbnf else "grammar")
+    gbnf = Gbnf(source) if looks_like_gbnf(source) else None
+    analysis = _Analysis(source if gbnf is None else gbnf.lark, gbnf)
     compiled = LLMatcher.grammar_from_lark(analysis.text)
     if message := refusal(compiled):
         analysis.refuse_as_llguidance_does(message)
     analysis.check_ends()
+    analysis.check_meeting()
     if reason := emptiness(compiled):
         if "has_lowest_match" in reason:  # on which llguidance panics
             raise InvalidArgument(
-                "grammar: a rule with [lazy] may be empty here, and always would be: take `+` in "
-                "place of `*`, or leave the rule out"
+                f"{analysis.named}: a rule with [lazy] may be empty here, and always would be: "
+                "take `+` in place of `*`, or leave the rule out"
             )
-        matches = "matches nothing" if reason == "nothing" else f"is too complex: {reason}"
-        raise InvalidArgument(f"grammar: it {matches}")
+        matches = "it matches nothing" if reason == "nothing" else f"it is too complex: {reason}"
+        raise InvalidArgument(f"{analysis.named}: {matches}")
     return compiled, analysis.warnings
-
-
-def place(source: str, at: int) -> str:
-    """The line of a position, with a caret below, as it is shown in errors."""
-    line = source.count("\n", 0, at)
-    begin = source.rfind("\n", 0, at) + 1
-    return pointed(source, line + 1, at - begin + 1)
-
-
-def pointed(source: str, line: int, column: int) -> str:
-    """A line, counted from 1, and a caret under its column; long lines are cut around it."""
-    lines = source.split("\n")
-    text = lines[line - 1].rstrip("\r") if line <= len(lines) else ""
-    from_ = max(0, column - 61)
-    shown = text[from_ : from_ + 100].replace("\t", " ")
-    head = f"{line:>4} | "
-    return f"{head}{shown}\n{' ' * (len(head) + column - 1 - from_)}^"
 
 
 class _Analysis:
     """A grammar as its definitions. Unknown syntax is left to llguidance, which refuses it."""
 
-    def __init__(self, lark: str, named: str) -> None:
+    def __init__(self, lark: str, gbnf: Gbnf | None) -> None:
         self.lark = lark
-        self.named = named
+        self.gbnf = gbnf  # of which this was made
+        self.named = "grammar" if gbnf is None else gbnf.named
         self.warnings: list[str] = []
         self.definitions: dict[str, _Definition] = {}
         self.loose: list[_Token] = []  # of directives, as `%ignore WS`
@@ -108,7 +103,16 @@ class _Analysis:
         self._read()
 
     def refuse(self, at: int, message: str) -> NoReturn:
+        if self.gbnf is not None:
+            self.gbnf.refuse(self.gbnf.rule_at(at)[1], message)
         raise InvalidArgument(f"{self.named}: {message}\n{place(self.lark, at)}")
+
+    def written(self, definition: _Definition) -> tuple[str, int]:
+        """The name of a definition and its line, as the user wrote them."""
+        if self.gbnf is None:
+            return definition.name, self.lark.count("\n", 0, definition.at) + 1
+        name, at = self.gbnf.rule_at(definition.at)
+        return name, self.gbnf.source.count("\n", 0, at) + 1
 
     def _tokens(self) -> list[_Token]:
         tokens, replaced, at, last = [], [], 0, 0
@@ -158,6 +162,8 @@ class _Analysis:
         while index < len(tokens):
             token = tokens[index]
             self._check(token)
+            if token.kind == "number":
+                self._check_count(tokens[index - 1].text if index else "", token)
             parts += token.text in "([?*+{" and token.kind == "mark"
             if token.kind == "newline":
                 fresh = True
@@ -177,6 +183,7 @@ class _Analysis:
                 f"{self.named}: has {parts:,} rules, groups and repetitions; at most "
                 f"{MOST_PARTS:,} are taken"
             )
+        self._check_alternatives()
         self._warn_of_unused()
 
     def _head(self, tokens: list[_Token], index: int) -> int:
@@ -212,6 +219,61 @@ class _Analysis:
             )
         if token.kind == "reference":
             self.refuse(token.at, f"{token.text} names another grammar; there is only this one")
+        if token.kind != "text":
+            return
+        if token.text[0] == "/":
+            large = too_long(token.text[1 : token.text.rindex("/")])
+            fault = large and (large[0] + 1, large[1])
+        else:
+            fault = fault_of_text(token.text)
+        if fault is not None:
+            self.refuse(token.at + fault[0], fault[1])
+
+    def _check_count(self, before: str, token: _Token) -> None:
+        """A repeat that llguidance cannot count, or that no text is long enough for."""
+        most = MOST_LEAST if before in ("{", "~") else _MOST_COUNT
+        if (count := int(token.text[:20])) > most:
+            self.refuse(token.at, f"{count:,} is too large here; at most {most:,} is taken")
+
+    def _check_alternatives(self) -> None:
+        """llguidance's parser has a row for all that may come next; terminals are not in it."""
+        counts = {
+            name: 1 + sum(token.text == "|" for token in definition.body)
+            for name, definition in self.definitions.items()
+            if name.islower()
+        }
+        if (total := sum(counts.values())) > MOST_ALTERNATIVES:
+            name = max(counts, key=counts.__getitem__)
+            called, _ = self.written(self.definitions[name])
+            self.refuse(
+                self.definitions[name].at,
+                f"the rules have {total:,} alternatives, {counts[name]:,} of them in {called!r}; "
+                f"at most {MOST_ALTERNATIVES:,} can be told apart: {self._remedy()}",
+            )
+
+    def _remedy(self) -> str:
+        if self.gbnf is not None:
+            return "write plain texts as a rule of their own, which 'root' uses"
+        return 'write plain texts as a terminal, its name in capitals, as WORD: "a" | "b"'
+
+    def check_meeting(self) -> None:
+        """Refuse regular expressions of which too many must hold at once, through all terminals."""
+        heavy = gathered(
+            [name for name in self.definitions if name.isupper()],
+            lambda name: sum(token.text == "&" for token in self.definitions[name].body),
+            lambda name: [
+                token.text
+                for token in self.definitions[name].body
+                if token.text in self.definitions
+            ],
+            MOST_MEETING - 1,
+        )
+        if heavy is not None:
+            self.refuse(
+                self.definitions[heavy].at,
+                f"in {heavy!r} more than {MOST_MEETING} regular expressions must hold at once (&): "
+                "write one that says the same, or leave some out",
+            )
 
     def _warn_of_unused(self) -> None:
         seen: set[str] = set()
@@ -223,8 +285,10 @@ class _Analysis:
                 waiting += [t.text for t in self.definitions[name].body if t.kind == "name"]
         for name, definition in self.definitions.items():
             if name not in seen and "start" in self.definitions:
-                line = self.lark.count("\n", 0, definition.at) + 1
-                self.warnings.append(f"{self.named}: nothing uses {name!r}, defined in line {line}")
+                called, line = self.written(definition)
+                self.warnings.append(
+                    f"{self.named}: nothing uses {called!r}, defined in line {line}"
+                )
 
     def check_ends(self) -> None:
         """Refuse rules in use that no text can ever complete, as `list: "," list`."""
@@ -246,9 +310,10 @@ class _Analysis:
             culprit = next(
                 (name for name in endless if self._needs_itself(name, endless)), next(iter(endless))
             )
+            name, _ = self.written(self.definitions[culprit])
             self.refuse(
                 self.definitions[culprit].at,
-                f"{culprit!r} never ends: each of its alternatives needs itself again",
+                f"{name!r} never ends: each of its alternatives needs itself again",
             )
 
     def _needs_itself(self, name: str, endless: dict[str, None]) -> bool:
@@ -270,20 +335,21 @@ class _Analysis:
         found = re.match(r"(?:at )?(\d+)\((\d+)\): (.*)", lines[0])
         if found is None:
             known = lines[0].replace("no start rule found", "there is no rule named 'start'")
-            raise InvalidArgument(f"{self.named}: {known}")
+            raise InvalidArgument(f"{self.named}: {meaning(known)}")
         line, column, said = int(found[1]), int(found[2]), found[3]
+        begin = sum(len(one) + 1 for one in self.lark.split("\n")[: line - 1])
         if said == "lexer error":
             said = "an unexpected character, or a string or regex that does not end in its line"
         if unknown := re.match(r'unknown name: "([\w-]+)"', said):
             # llguidance points to where the alternatives begin that have it.
-            begin = sum(len(one) + 1 for one in self.lark.split("\n")[: line - 1])
             name = re.compile(rf"(?<![\w-]){unknown[1]}(?![\w-])")
             if shown := name.search(self.lark, begin + column - 1):
                 self.refuse(shown.start(), f"nothing defines {unknown[1]!r}")
         reasons = [one for one in lines if one.startswith("error: ")]
         if reasons:
-            said = f"{said.split(' (in regex)')[0]}: {reasons[0].removeprefix('error: ')}"
-        raise InvalidArgument(f"{self.named}: {said}\n{pointed(self.lark, line, column)}")
+            reason = meaning(reasons[0].removeprefix("error: "))
+            said = f"{said.split(' (in regex)')[0]:.200}: {reason}"
+        self.refuse(begin + column - 1, meaning(said))
 
 
 def _can_end(body: list[_Token], ending: set[str], known: dict[str, _Definition]) -> bool:
@@ -317,21 +383,3 @@ def _optional(body: list[_Token], index: int) -> bool:
     """Whether what stands at `index` allows what stands before it to be left out."""
     texts = [token.text for token in body[index : index + 2]]
     return texts[:1] in (["?"], ["*"]) or texts in (["{", "0"], ["{", ","], ["~", "0"])
-
-
-def _looks_like_gbnf(source: str) -> bool:
-    return re.search(r"^\s*[a-zA-Z][a-zA-Z0-9_\-]*\s*::=", source, re.MULTILINE) is not None
-
-
-def _from_gbnf(source: str) -> str:
-    from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
-
-    try:
-        return gbnf_to_lark(source)
-    except GbnfToLarkError as error:
-        said = str(error).split(" at line ")[0]
-        raise InvalidArgument(f"grammar (GBNF): {said}\n{place(source, error.pos.pos)}") from error
-    except RecursionError as error:
-        raise InvalidArgument("grammar (GBNF): it is nested too deep") from error
-    except Exception as error:  # the converter raises plain ones for missing and double rules
-        raise InvalidArgument(f"grammar (GBNF): {error}") from error

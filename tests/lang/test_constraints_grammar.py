@@ -32,11 +32,9 @@ def test_a_recursive_grammar_matches_what_it_says() -> None:
     assert all(constraint.matches(text) for text in constraint.examples(10))
 
 
-def test_gbnf_is_taken_too() -> None:
-    constraint = Constraint.grammar('root ::= "[" item ("," item)* "]"\nitem ::= [a-zé]+\n')
-    assert constraint.matches("[é,b]")
-    assert not constraint.matches("[a,]")
-    assert constraint.forced_prefix() == "["
+def test_a_text_has_the_escapes_of_json() -> None:
+    constraint = Constraint.grammar(r'start: "\u00e9\ud83d\ude00\x41\\\"\/\n"')
+    assert constraint.examples(1) == ['é😀A\\"/\n']
 
 
 @pytest.mark.parametrize(
@@ -98,9 +96,21 @@ def test_gbnf_is_taken_too() -> None:
             'start: a\na: %json {\n"type": "integer",\n"not": {}}\n',
             "grammar: %json in line 2: at #/not: 'not' is not supported",
         ),
-        ('root ::= "a" [0-9\n', "grammar (GBNF): "),
-        ("root ::= foo\n", "Rule 'foo' not found"),
-        ('item ::= "a"\n', "No 'root' rule found"),
+        (
+            'start: "a" "x\\U0001F600"\n',
+            "grammar: a text has no escape \\U: write the character itself\n"
+            '   1 | start: "a" "x\\U0001F600"\n                    ^',
+        ),
+        ('start: "\\0"\n', "a text has no escape \\0: write \\u and four hexadecimal digits, as"),
+        (
+            'start: A\nA: "\\d"\n',
+            "text has no escape \\d: for a class of characters write a regular expression, /\\d/\n"
+            '   2 | A: "\\d"\n           ^',
+        ),
+        ('start: "\\["\n', "a text has no escape \\[: leave the backslash out"),
+        ('start: "\\u12"\n', "\\u has four hexadecimal digits, as \\u00e9"),
+        ('start: "\\ud83d"\n', "\\ud83d is half of a surrogate pair: write the character itself"),
+        ('start: "\x01"\n', "cannot have this character as it is: write \\u0001\n   1 | start:"),
     ],
 )
 def test_what_is_wrong_with_a_grammar_is_said_where_it_is(grammar: str, said: str) -> None:
