@@ -204,12 +204,15 @@ class Constraint:
     def value_of(self, text: str) -> Any:
         """The value of a text that is known to be allowed.
 
-        Raises ConstraintError for one that the type does not take though its schema does.
+        Raises ConstraintError for one that the type does not take though its schema does, whatever
+        a validator of it raises.
         """
         try:
             return self.read(text)
-        except (ValueError, ArithmeticError) as error:  # pydantic's errors are ValueErrors
-            raise ConstraintError(f"{self.label}: {text!r:.100} is not taken: {error}") from error
+        except Exception as error:
+            plain = isinstance(error, ValueError | ArithmeticError)  # pydantic's errors, too
+            why = str(error) if plain else f"{type(error).__name__}: {error}"
+            raise ConstraintError(f"{self.label}: {text!r:.100} is not taken: {why}") from error
 
     @property
     def captures(self) -> tuple[str, ...]:

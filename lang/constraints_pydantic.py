@@ -7,8 +7,10 @@ can be written as a pattern is; what cannot is refused, by name and place.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema
@@ -126,6 +128,36 @@ class Narrow(GenerateJsonSchema):
         short = r"^[^0-9]*(?:[0-9]{1,6}[^0-9]+)*$"  # more digits can be more days than fit
         plain = {"type": "string", "format": "duration", "pattern": short}
         return _bounded(schema, "timedelta") or plain
+
+    def enum_schema(self, schema: Any) -> Schema:
+        kinds = str | int | float | None
+        for member in schema["members"]:
+            value = member.value
+            if not isinstance(value, kinds) or value in (math.inf, -math.inf) or value != value:
+                return _refused(
+                    f"{schema['cls'].__name__} with the member {value!r:.40}",
+                    "its members' values must be strings, numbers, true, false or null",
+                )
+        return super().enum_schema(schema)
+
+    def literal_schema(self, schema: Any) -> Schema:
+        for value in schema["expected"]:
+            if isinstance(value, Enum) and not isinstance(value, str | int):
+                kind = type(value).__name__
+                return _refused(
+                    f"{value} in a Literal",
+                    f"make {kind} a StrEnum or an IntEnum, or write the value, {value.value!r:.40}",
+                )
+        return super().literal_schema(schema)
+
+    def bytes_schema(self, schema: Any) -> Schema:
+        return _refused("bytes", "take str, and encode it afterwards")
+
+    def generator_schema(self, schema: Any) -> Schema:
+        return _refused("an Iterable, which could be read once,", "take a list")
+
+    def is_subclass_schema(self, schema: Any) -> Schema:
+        return _refused("a type as a value", "take a Literal of names")
 
     def complex_schema(self, schema: Any) -> Schema:
         return {"type": "string", "pattern": _COMPLEX}

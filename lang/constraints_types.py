@@ -172,22 +172,36 @@ def _unknown(dtype: object, named: str, error: PydanticUserError) -> str:
     )
 
 
-def _known_to_pydantic(dtype: Any) -> Any:
+def _known_to_pydantic(dtype: Any, within: tuple[object, ...] = ()) -> Any:
     """A TypedDict of `typing` as one of `typing_extensions`, which pydantic asks for before Python
-    3.12; also within list[...] and the like, and in the fields of another one."""
+    3.12; also within list[...] and the like, and in the fields of another one.
+
+    within: those that it is in.
+    """
     if sys.version_info >= (3, 12):
         return dtype
     if is_typeddict(dtype) and type(dtype).__module__ == "typing":
         from typing_extensions import TypedDict
 
+        if dtype in within:
+            raise InvalidArgument(
+                f"dtype={name_of(dtype)}: a TypedDict that contains itself must be one of "
+                "typing_extensions before Python 3.12"
+            )
         hints = get_type_hints(dtype, include_extras=True)
-        fields = {key: _known_to_pydantic(hint) for key, hint in hints.items()}
+        fields = {key: _known_to_pydantic(hint, (*within, dtype)) for key, hint in hints.items()}
         return TypedDict(dtype.__name__, fields, total=dtype.__total__)  # type: ignore[operator]
+
+    def known(inside: object) -> Any:
+        return _known_to_pydantic(inside, within)
+
+    if isinstance(dtype, types.UnionType):
+        return functools.reduce(operator.or_, map(known, dtype.__args__))
     if isinstance(dtype, types.GenericAlias):
         origin: Any = dtype.__origin__
-        return origin[tuple(map(_known_to_pydantic, dtype.__args__))]
-    if isinstance(dtype, types.UnionType):
-        return functools.reduce(operator.or_, map(_known_to_pydantic, dtype.__args__))
+        return origin[tuple(map(known, dtype.__args__))]
+    if get_origin(dtype) is not None and hasattr(dtype, "copy_with"):  # of typing, as Optional[...]
+        return dtype.copy_with(tuple(map(known, dtype.__args__)))
     return dtype
 
 

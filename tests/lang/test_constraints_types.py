@@ -7,10 +7,10 @@ import enum
 import sys
 import typing
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Annotated, Any, Literal, Optional, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, Optional, TypedDict
 
 import pydantic
 import pytest
@@ -27,9 +27,24 @@ class Color(enum.Enum):
     LIGHT_BLUE = "light blue"
 
 
+Odd = enum.Enum("Odd", {"A": (1, 2)})
+
+
 class Level(enum.IntEnum):
     LOW = 1
     HIGH = 10
+
+
+class Leaf(TypedDict):
+    a: int
+
+
+class Row(Leaf):
+    b: NotRequired[list[Leaf]]
+
+
+class Tree(TypedDict):
+    leaves: list[Tree]
 
 
 class Cat(BaseModel):
@@ -180,7 +195,7 @@ def test_a_text_of_another_shape_is_not_taken(dtype: Any, text: str) -> None:
         ("foo", "dtype='foo': as a string it is one of int, float, bool, str"),
         (Literal["1", 1], r"dtype=Literal\['1', 1\]: '1' and 1 are both written '1'"),
         (enum.Enum("Empty", []), "dtype=Empty: it has no members"),
-        (enum.Enum("Odd", {"A": (1, 2)}), r"dtype=Odd: \(1, 2\) cannot be written bare"),
+        (Odd, r"dtype=Odd: \(1, 2\) cannot be written bare"),
         (set[int], r"dtype=set\[int\]: at #/uniqueItems: 'uniqueItems' is not supported"),
         (object(), "dtype=<object"),
         (Callable[[int], int], "dtype="),
@@ -206,6 +221,12 @@ def test_a_type_that_cannot_be_is_refused_by_name(dtype: Any, said: str) -> None
         (Even(number=2), "dtype=Even.*: must be a type, .*not a value of one"),
         (Color.RED, "dtype=<Color.RED: 'red'>: must be a type, .*not a value of one"),
         (Point(1, []), r"dtype=Point\(.*must be a type, as int, list\[str\] or a model"),
+        (list[Literal[Color.RED]], "at #/items: Color.RED in a Literal is not .*make Color a StrE"),
+        (list[Odd], r"Odd with the member \(1, 2\) is not supported: its members' values must be"),
+        (list[enum.Enum("Big", {"A": float("inf")})], "Big with the member inf is not supported"),
+        (list[bytes], "at #/items: bytes is not supported: take str"),
+        (Iterable[int], "an Iterable, which could be read once, is not supported: take a list"),
+        (dict[str, type[int]], "at #/additionalProperties: a type as a value is not supported"),
         (range, "dtype=range: pydantic knows no JSON for it: use a model"),
         (list[range], r"dtype=list\[range\]: pydantic knows no JSON for <class 'range'>"),
     ],
@@ -221,6 +242,38 @@ def test_what_a_validator_refuses_is_an_error_with_its_words() -> None:
     assert constraint.parse('{"number": 2}') == Even(number=2)
     with pytest.raises(ConstraintError, match="must be even"):
         constraint.parse('{"number": 3}')
+
+
+@pytest.mark.parametrize("error", [KeyError("a"), TypeError("a"), RuntimeError("a")], ids=repr)
+def test_whatever_a_validator_raises_is_told_where_the_value_is_read(error: Exception) -> None:
+    def fail(_: int) -> int:
+        raise error
+
+    constraint = Constraint.of_type(list[Annotated[int, pydantic.AfterValidator(fail)]])
+    with pytest.raises(ConstraintError, match=f"is not taken: {type(error).__name__}: ") as caught:
+        constraint.parse("[1]")
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    ("dtype", "text", "value"),
+    [
+        (Optional[Row], '{"a":1}', {"a": 1}),  # noqa: UP045 - as many people write it
+        (list[Row | None], '[null,{"a":1,"b":[]}]', [None, {"a": 1, "b": []}]),
+        (Annotated[Row, "noted"], '{"a":1}', {"a": 1}),
+        (Row, '{"a":1,"b":[{"a":2}]}', {"a": 1, "b": [{"a": 2}]}),
+    ],
+)
+def test_a_typed_dict_of_typing_may_be_within_others(dtype: Any, text: str, value: Any) -> None:
+    constraint = Constraint.of_type(dtype)
+    assert constraint.parse(text) == value
+    assert not constraint.matches('{"a":1,"c":2}')
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="there pydantic takes it")
+def test_a_typed_dict_of_typing_that_contains_itself_is_refused_with_a_remedy() -> None:
+    with pytest.raises(InvalidArgument, match=r"dtype=Tree: .*must be one of typing_ext"):
+        Constraint.of_type(list[Tree])
 
 
 def test_a_number_that_python_cannot_hold_is_an_error() -> None:
