@@ -25,9 +25,9 @@ COUNTS = ("minItems", "maxItems", "minProperties", "maxProperties", "minLength",
 NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 
 
-def fault_of_number(key: str, value: object) -> str:
+def fault_of_number(key: str, value: object, *, integer: bool) -> str:
     """What is wrong with the value of a key of `NUMBERS`, or cannot be held; empty where nothing
-    is."""
+    is. integer: whether the schema says beside it that the number is one."""
     if isinstance(value, bool) and key.startswith("exclusive"):
         closed = "minimum" if key.endswith("Minimum") else "maximum"
         return f"{value} is of draft 4; give the bound itself, in place of {closed!r}"
@@ -35,11 +35,30 @@ def fault_of_number(key: str, value: object) -> str:
         return f"{key!r} is a number, not {value!r:.60}"
     if key == "multipleOf":
         return _fault_of_multiple(value)
+    if integer and (away := _held_away_from_zero(key, value)) is not None:
+        return "" if away == value else f"{_shown(value)} cannot be held exactly: give {away}"
     if abs(value) > EXACT or (abs(value) == EXACT and key.startswith("exclusive")):
         return f"{_shown(value)} is beyond 2**53, up to which bounds are exact: leave it out"
     if 0 < abs(value) < SMALLEST:
         return f"{value} is closer to zero than {SMALLEST:g}: give zero"
     return ""
+
+
+def _held_away_from_zero(key: str, value: float) -> int | None:
+    """Of an upper bound of integers above `EXACT`, or a lower one below, in 64 bits: the bound next
+    to it that is held exactly and allows no more. None for other bounds."""
+    if key == "maximum" and EXACT < value < 2**63:
+        # llguidance cuts a float to 64 bits: 2**63 to the last integer that these have.
+        return 2**63 - 1 if value == 2**63 - 1 else _float_up_to(int(value))
+    if key == "minimum" and -(2**63) <= value < -EXACT:
+        return -_float_up_to(min(-int(value), 2**63 - 1))
+    return None
+
+
+def _float_up_to(value: int) -> int:
+    """The largest integer up to a positive one that is a float."""
+    near = float(value)
+    return int(near if near <= value else math.nextafter(near, 0))
 
 
 def fault_of_count(key: str, value: object) -> str:

@@ -219,7 +219,7 @@ class _Preparation:
             elif key not in _KNOWN:
                 self._unknown(key, here)
             else:
-                out[key] = self._plain(key, value, here)
+                out[key] = self._plain(key, value, here, schema.get("type") == "integer")
         self.multiples_meet |= "allOf" in out or meets(out)
         if "oneOf" in out and exclusive(schema["oneOf"], self.root):
             options = out.pop("oneOf")  # of which no two can hold at once
@@ -238,11 +238,11 @@ class _Preparation:
             )
         return out
 
-    def _plain(self, key: str, value: Any, here: str) -> Any:
-        """The value of a keyword that has no schemas in it."""
+    def _plain(self, key: str, value: Any, here: str, integer: bool) -> Any:
+        """The value of a keyword that has no schemas in it. integer: that is the schema's type."""
         fault = ""
         if key in NUMBERS:
-            fault = fault_of_number(key, value)
+            fault = fault_of_number(key, value, integer=integer)
         elif key in COUNTS:
             fault = fault_of_count(key, value)
         elif key in ("const", "enum"):

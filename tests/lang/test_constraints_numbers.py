@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import subprocess
 import sys
 import time
@@ -26,8 +27,19 @@ _INT = {"type": "integer"}
     ("schema", "said"),
     [
         ({**_INT, "minimum": -(10**20)}, "at #/minimum: -100000000000000000000 is beyond 2**53"),
-        ({**_INT, "minimum": -(2**63)}, "at #/minimum: -9223372036854775808 is beyond 2**53"),
-        ({**_INT, "maximum": 2**53 + 1}, "at #/maximum: 9007199254740993 is beyond 2**53"),
+        (
+            {**_INT, "minimum": -(2**63)},
+            "at #/minimum: -9223372036854775808 cannot be held exactly: give -9223372036854774784",
+        ),
+        (
+            {**_INT, "maximum": 2**53 + 1},
+            "at #/maximum: 9007199254740993 cannot be held exactly: give 9007199254740992",
+        ),
+        ({**_INT, "maximum": 2**63}, "at #/maximum: 9223372036854775808 is beyond 2**53"),
+        ({**_INT, "minimum": 2**54}, "at #/minimum: 18014398509481984 is beyond 2**53"),
+        ({**_INT, "maximum": -(2**54)}, "at #/maximum: -18014398509481984 is beyond 2**53"),
+        ({"type": "number", "maximum": 2**54}, "at #/maximum: 18014398509481984 is beyond 2**53"),
+        ({"maximum": 2**63 - 1}, "at #/maximum: 9223372036854775807 is beyond 2**53"),
         ({**_INT, "exclusiveMaximum": 2**53}, "at #/exclusiveMaximum: 9007199254740992 is beyond"),
         ({"type": "number", "minimum": 1e20}, "at #/minimum: 1e+20 is beyond 2**53"),
         ({"maximum": 10**5_000}, "at #/maximum: an integer of so many digits is beyond 2**53"),
@@ -87,7 +99,7 @@ def test_the_refusal_reaches_types_tools_and_grammars() -> None:
         Constraint.of_type(wide)
     with pytest.raises(InvalidArgument, match=r"at #/items/const: .* is beyond 2\*\*53"):
         Constraint.of_type(list[Literal[1234567890123456789]])
-    with pytest.raises(InvalidArgument, match=r"%json in line 1: at #/maximum: .* is beyond"):
+    with pytest.raises(InvalidArgument, match=r"%json in line 1: at #/maximum: .* cannot be held"):
         Constraint.grammar('start: %json {"type": "integer", "maximum": 9007199254740993}')
 
     def counted(count):  # type: ignore[no-untyped-def]
@@ -121,6 +133,46 @@ def test_numbers_are_held_exactly(
     constraint = Constraint.json_schema(schema)
     assert [number for number in good if not constraint.matches(str(number))] == []
     assert [number for number in bad if constraint.matches(str(number))] == []
+
+
+def _floats_up_to(bound: int) -> hs.SearchStrategy[int]:
+    """Integers above 2**53 that are floats, as llguidance holds bounds."""
+    return hs.integers(2**53 + 1, bound).map(float).map(int).filter(lambda n: 2**53 < n <= bound)
+
+
+@settings(max_examples=150, deadline=None)
+@given(hs.data())
+def test_bounds_of_integers_in_64_bits_are_those_of_python(data: hs.DataObject) -> None:
+    high = data.draw(hs.just(2**63 - 1) | _floats_up_to(2**63 - 1), label="maximum")
+    low = data.draw(
+        hs.none()
+        | hs.integers(-(2**53), 2**53)
+        | _floats_up_to(2**63 - 1024).map(operator.neg)
+        | hs.just(-(2**63) + 1024),
+        label="minimum",
+    )
+    schema: dict[str, Any] = {**_INT, "maximum": high}
+    if low is not None:
+        schema["minimum"] = low
+    if data.draw(hs.booleans(), label="open") and low is not None and abs(low) < 2**53:
+        schema["exclusiveMinimum"] = schema.pop("minimum")
+        low += 1
+    if data.draw(hs.booleans(), label="apart"):
+        schema = {"allOf": [{**_INT, key: schema[key]} for key in schema if key != "type"]}
+    constraint = Constraint.json_schema(schema)
+    edges = [high, -(2**63), 2**63, 10**18, -(10**18), 10**19] + ([] if low is None else [low])
+    tried = [edge + step for edge in edges for step in (-1025, -1024, -1, 0, 1, 1023, 1024)]
+    tried += data.draw(hs.lists(hs.integers(-(10**20), 10**20), max_size=10), label="others")
+    for number in tried:
+        fits = number <= high and (low is None or number >= low)
+        assert constraint.matches(str(number)) == fits, number
+
+
+def test_a_field_may_be_an_integer_of_64_bits() -> None:
+    key = Constraint.of_type(list[Annotated[int, Field(ge=0, le=2**63 - 1)]])
+    assert key.parse(f"[0, {2**63 - 1}]") == [0, 2**63 - 1]
+    assert not key.matches(f"[{2**63}]")
+    assert not key.matches("[-1]")
 
 
 @pytest.mark.parametrize("bound", [10**9, 2**48, 2**50 + 1, 2**52, 2**52 + 1, 2**53 - 1])
@@ -201,7 +253,7 @@ def test_bounds_at_the_edge_of_64_bits_do_not_end_the_process() -> None:
         "    try:\n"
         "        Constraint.json_schema({'type': 'integer', **schema})\n"
         "    except InvalidArgument as error:\n"
-        "        print('beyond 2**53' in str(error))\n"
+        "        print('beyond 2**53' in str(error) or 'cannot be held exactly' in str(error))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/")
     assert (done.stdout.split(), done.returncode) == (["True"] * 5, 0), done.stderr[-2_000:]
