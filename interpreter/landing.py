@@ -139,7 +139,8 @@ def explained(error: BaseException, backend: Backend) -> BaseException:
         except ConstraintError:
             return error
         if error.needed:
-            error.args = (f"{error.args[0]}; {error.needed} more tokens would close it",)
+            more = "1 more token" if error.needed == 1 else f"{error.needed} more tokens"
+            error.args = (f"{error.args[0]}; {more} would close it",)
     return error
 
 

@@ -29,7 +29,7 @@ def begin(request: Request, beginning: Beginning) -> None:
     if guide.closing is not None and len(guide.closing.way) > request.max_tokens:
         raise ConstraintError(
             f"max_tokens={request.max_tokens} with {params.constraint.label}: the shortest text "
-            f"that was found has {len(guide.closing.way)} tokens"
+            f"that was found has {len(guide.closing.way)} tokens: raise max_tokens, or leave it out"
         )
     if heal is not None:
         forced = guide.forced()[:1]

@@ -226,6 +226,26 @@ def test_a_text_that_was_cut_tells_how_much_more_would_have_closed_it(
         assert state.meta("closed").usage.output_tokens <= 8
 
 
+def test_limits_that_no_text_of_the_shape_fits(tiny_model: TinyModel) -> None:
+    """Each says what would help; where a shape ends, no min_tokens makes it go on."""
+
+    @st.function
+    def program(s: st.ProgramState, **settings: Any) -> None:
+        s += "Now: " + st.gen("x", **settings)
+
+    with st.LocalBackend(tiny_model(), dtype="float64", device="cpu", kv_tokens=4096) as backend:
+        cut = program.run(dtype=list[int], max_tokens=1, backend=backend)
+        with pytest.raises(Truncated, match="raise max_tokens, .*; 1 more token would close it$"):
+            cut["x"]
+        remedy = "the shortest text that was found has 2 tokens: raise max_tokens, or leave it out"
+        with pytest.raises(ConstraintError, match=remedy):
+            program.run(regex="[a-c]q", max_tokens=1, on_limit="close", backend=backend)
+        short = program.run(regex="[a-c]q", min_tokens=5, max_tokens=10, backend=backend)
+        assert st.Constraint.regex("[a-c]q").matches(short["x"])
+        assert short.meta("x").usage.output_tokens == 2
+        assert short.meta("x").finish_reason == "stop"
+
+
 def test_a_value_that_a_validator_refuses_fails_the_read_only() -> None:
     text = '{"title": "M", "year": 1066}'
     state = films.run(backend=st.MockBackend([text, "7"]))
