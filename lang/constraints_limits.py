@@ -64,6 +64,11 @@ _MEANINGS = (
         r"exceed the maximum number of nested parentheses/brackets \((\d+)\)",
         "its groups are nested more than {0} deep: leave out those that group nothing",
     ),
+    (
+        r"Unable to determine if regex is empty",
+        "whether some text fits all its patterns takes too long to find out: let fewer meet, as in "
+        "allOf, or write one that says the same",
+    ),
     (r"schema too large", "it is too large when the cases of allOf are written out: use fewer"),
 )
 

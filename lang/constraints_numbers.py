@@ -14,6 +14,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, TypeGuard
 
+from stemma.lang.constraints_limits import MOST_LEAST
+
 EXACT = 2**53  # up to here every integer is a float of its own
 SMALLEST = 1e-60  # llguidance writes bounds digit by digit, in a regex that nests with each
 MOST_COUNT = 2**31  # llguidance's regexes count in 32 bits
@@ -65,8 +67,9 @@ def fault_of_count(key: str, value: object) -> str:
     """The same of a key of `COUNTS`."""
     if not is_number(value) or value < 0 or value != value // 1:
         return f"{key!r} is a whole number from 0 on, not {_shown(value)}"
-    if value > MOST_COUNT:
-        return f"{_shown(value)} is too large; at most {MOST_COUNT:,} is taken: leave it out"
+    most = MOST_LEAST if key.startswith("min") else MOST_COUNT
+    if value > most:
+        return f"{_shown(value)} is too large; at most {most:,} is taken: leave it out"
     return ""
 
 

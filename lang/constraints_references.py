@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from stemma.lang.constraints_limits import gathered
+
 MAPS = ("properties", "patternProperties", "$defs", "definitions")
 LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 SINGLE = ("items", "additionalItems", "additionalProperties")
@@ -173,6 +175,25 @@ def _schemas_in(schema: object) -> Iterator[tuple[str, str, object]]:
             yield from ((key, f"{key}/{i}", one) for i, one in enumerate(value))
         elif key in SINGLE:
             yield key, key, value
+
+
+def patterns_that_meet(root: object, most: int) -> str | None:
+    """Where a string is to fit more than so many patterns at once, through allOf and `$ref`."""
+    schemas = dict(placed_schemas(root))
+    places = {id(one): place for place, one in schemas.items()}
+
+    def together(place: str) -> Iterator[str]:
+        one = schemas[place]
+        yield from (
+            f"{place}/{under}"
+            for key, under, below in _schemas_in(one)
+            if key == "allOf" and isinstance(below, Mapping)
+        )
+        target = _target(root, one["$ref"]) if isinstance(one.get("$ref"), str) else None
+        if id(target) in places:
+            yield places[id(target)]
+
+    return gathered(schemas, lambda place: "pattern" in schemas[place], together, most)
 
 
 def escaped(name: str) -> str:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from stemma.lang.constraints_formats import FORMATS, pattern_of
+from stemma.lang.constraints_limits import MOST_MEETING
 from stemma.lang.constraints_matcher import emptiness, refusal
 from stemma.lang.constraints_numbers import (
     COUNTS,
@@ -36,8 +36,10 @@ from stemma.lang.constraints_references import (
     leads_nowhere,
     levels_followed,
     meets,
-    placed_schemas,
+    patterns_that_meet,
 )
+from stemma.lang.constraints_refusals import in_our_words, refuse_compiled
+from stemma.lang.constraints_regex import too_long
 from stemma.lang.errors import InvalidArgument
 
 # A space or two, or one line break and its indentation, where JSON allows white space.
@@ -104,18 +106,23 @@ def compiled_prepared(prepared: object, whitespace: str, named: str) -> str:
     from llguidance import LLMatcher
 
     if prepared is False:
-        raise InvalidArgument(f"{named}: the schema admits nothing: it is false")
+        raise InvalidArgument(f"{named}: at #: the schema admits nothing: it is false")
     text = _dumps({} if prepared is True else prepared, named)
     try:
         compiled = LLMatcher.grammar_from_json_schema(text, overrides=options(whitespace, prepared))
     except ValueError as error:  # it reads JSON that is 128 deep
         raise InvalidArgument(f"{named}: the schema is nested too deep; use $ref") from error
-    if message := refusal(compiled):
-        raise InvalidArgument(f"{named}: {_place_of(message, prepared)}{_in_our_words(message)}")
-    if reason := emptiness(compiled):
-        admits = "admits nothing" if reason == "nothing" else f"is too complex: {reason}"
-        raise InvalidArgument(f"{named}: the schema {admits}")
+    if message := refusal(compiled) or emptiness(compiled):
+        refuse_compiled(message, prepared, named, lambda changed: _admits(changed, whitespace))
     return compiled
+
+
+def _admits(prepared: object, whitespace: str) -> bool:
+    from llguidance import LLMatcher
+
+    settings = options(whitespace, prepared)
+    compiled = LLMatcher.grammar_from_json_schema(json.dumps(prepared), overrides=settings)
+    return not refusal(compiled) and not emptiness(compiled)
 
 
 def options(whitespace: str, prepared: object) -> Any:
@@ -158,6 +165,9 @@ def prepared_schema(schema: object, named: str) -> tuple[object, list[str]]:
     for reference, place in () if preparation.identities else preparation.references:
         if fault := leads_nowhere(reference, prepared):
             preparation.refuse(place, fault)
+    if (crowded := patterns_that_meet(prepared, MOST_MEETING)) is not None:
+        said = f"more than {MOST_MEETING} patterns have to fit at once: write one for some of them"
+        preparation.refuse(crowded, said)
     if levels_followed(prepared) > MOST_LEVELS:
         preparation.refuse("#", f"more than {MOST_LEVELS:,} levels with all references followed")
     if (looping := endless(prepared)) is not None:
@@ -317,10 +327,12 @@ class _Preparation:
             self.refuse(here, f"a pattern is a string, not {pattern!r:.60}")
         from llguidance import LLMatcher
 
+        if large := too_long(pattern):
+            self.refuse(here, f"the pattern {pattern!r:.200}: {large[1]}")
         translated = pattern_of(pattern)
         alone = LLMatcher.grammar_from_json_schema({"type": "string", "pattern": translated})
         if message := refusal(alone):
-            self.refuse(here, f"the pattern {pattern!r:.200}: {_in_our_words(message)}")
+            self.refuse(here, f"the pattern {pattern!r:.200}: {in_our_words(message)}")
         return translated
 
     def _unknown(self, key: str, here: str) -> None:
@@ -358,37 +370,3 @@ def _dumps(schema: object, named: str) -> str:
             f"at most {MOST_CHARACTERS:,} are taken"
         )
     return text
-
-
-def _place_of(message: str, prepared: object) -> str:
-    """Where in a schema stands what llguidance refuses without saying where, if that is plain."""
-    if message.startswith("oneOf constraints"):
-        key = "oneOf"
-    elif message.startswith("patternProperty regexes"):
-        key = "patternProperties"
-    else:
-        return ""
-    places = [f"{place}/{key}" for place, schema in placed_schemas(prepared) if key in schema]
-    return f"at {places[0]}: " if len(places) == 1 else f"at one of {', '.join(places[:5])}: "
-
-
-def _in_our_words(message: str) -> str:
-    """llguidance's message without its own options, with the remedy."""
-    if message.startswith("oneOf constraints"):
-        return (
-            "'oneOf' is supported only where its schemas evidently exclude each other (by type, or "
-            "by a constant property): use anyOf"
-        )
-    if "Regex is empty" in message:
-        return (
-            "the schema admits nothing: what it says of a string or a number has no text in common"
-        )
-    if found := re.match(r"patternProperty regexes (.*) are not disjoint", message):
-        return f"'patternProperties' is supported only where no name fits two of them: {found[1]}"
-    if message.startswith("Unsatisfiable schema: "):
-        return f"the schema admits nothing: {message.removeprefix('Unsatisfiable schema: ')}"
-    if found := re.match(r"Resource '([^']*)' is not present", message):
-        return f"'$ref' to another document ({found[1]}) is not supported: put it into $defs"
-    if found := re.match(r"Pointer '([^']*)' does not exist", message):
-        return f"'$ref' leads nowhere: there is no {found[1]}"
-    return message.strip()

@@ -90,7 +90,7 @@ def test_a_text_has_the_escapes_of_json() -> None:
         ),
         (
             'start: %json {"type": "string", "pattern": "^a$", "minLength": 3}\n',
-            "grammar: %json in line 1: the schema admits nothing: what it says of a string",
+            "grammar: %json in line 1: at #: the schema admits nothing: what it says of a string",
         ),
         (
             'start: a\na: %json {\n"type": "integer",\n"not": {}}\n',

@@ -80,6 +80,7 @@ _INT = {"type": "integer"}
         ({"maxItems": 1.5}, "at #/maxItems: 'maxItems' is a whole number from 0 on, not 1.5"),
         ({"minItems": "1"}, "at #/minItems: 'minItems' is a whole number from 0 on, not '1'"),
         ({"minItems": True}, "at #/minItems: 'minItems' is a whole number from 0 on, not True"),
+        ({"minLength": 10**9}, "at #/minLength: 1000000000 is too large; at most 262,144 is taken"),
         ({"maxLength": 2**32}, "at #/maxLength: 4294967296 is too large; at most 2,147,483,648"),
         ({"maxLength": float("inf")}, "at #/maxLength: 'maxLength' is a whole number from 0 on"),
     ],

@@ -103,8 +103,49 @@ def test_compact_has_none() -> None:
         ({"const": {1, 2}}, "the schema is no JSON"),
         ({"const": float("nan")}, "the schema is no JSON"),
         (json.loads('{"properties":{"a":' * 99 + "{}" + "}}" * 99), "is nested too deep; use $ref"),
-        (False, "the schema admits nothing: it is false"),
-        ({"enum": []}, "the schema admits nothing"),
+        (False, "json_schema: at #: the schema admits nothing: it is false"),
+        ({"enum": []}, "at #: the schema admits nothing"),
+        (
+            {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string"},
+                    "code": {"type": "string", "pattern": "^a$", "minLength": 3},
+                },
+                "required": ["name", "code"],
+            },
+            "at #/properties/code: the schema admits nothing",
+        ),
+        (
+            {
+                "items": {"$ref": "#/$defs/price"},
+                "type": "array",
+                "minItems": 1,
+                "$defs": {"price": {"type": "integer", "minimum": 5, "maximum": 3}},
+            },
+            "at #/$defs/price: the schema admits nothing",
+        ),
+        (
+            {
+                "prefixItems": [{"allOf": [{"type": "integer"}, {"type": "string"}]}],
+                "type": "array",
+                "minItems": 1,
+            },
+            "at #/prefixItems/0: the schema admits nothing",
+        ),
+        (
+            {"type": "object", "properties": {"a": False}, "required": ["a"]},
+            "at #: the schema admits nothing",
+        ),
+        (
+            {"items": {"type": "string", "pattern": "^(ab){1000000}$"}},
+            "at #/items/pattern: the pattern '^(ab){1000000}$': {1000000} stands for at least "
+            "2,000,000 characters; at most 262,144 are taken",
+        ),
+        (
+            {"items": {"allOf": [{"pattern": f"a{i}b"} for i in range(40)]}},
+            "at #/items: more than 12 patterns have to fit at once",
+        ),
         ({"type": "integer", "minimum": 5, "maximum": 3}, "minimum (5) is greater than maximum"),
         (
             {"properties": {f"p{i}": {} for i in range(401)}},
