@@ -103,10 +103,14 @@ def typed_value(params: SamplingParams, completion: Completion) -> _Typed:
     if stopped and shape.read is str:  # the stop stands in place of what would have followed
         return text, None
     might_go_on = cut and params.on_limit == "cut" and shape.read is not str
+    if might_go_on:
+        return None, _cut_off(params, completion)
     try:
-        if might_go_on or ((cut or stopped) and not shape.matches(text)):
+        if shape.matches(text):
+            return shape.value_of(text), None
+        if cut or stopped:
             return None, _cut_off(params, completion)
-        return shape.parse(text), None
+        return shape.parse(text), None  # raises, and tells where it goes wrong
     except ConstraintError as error:
         return None, error
 
@@ -177,10 +181,11 @@ def captured_values(
     assert shape is not None
     found: dict[str, Captured] = {}
     if error is None:
+        stopped = isinstance(completion.matched_stop, str)  # then nobody has looked at the text
         try:
-            found = shape.captured(completion.text)
+            text = completion.text
+            found = shape.captured(text) if stopped else shape.captures_of(text)
         except ConstraintError as failed:
-            stopped = isinstance(completion.matched_stop, str)
             error = _cut_off(params, completion) if stopped else failed
     if error is not None:
         return {name: Captured(None, "", copy(error)) for name in shape.captures}

@@ -224,9 +224,16 @@ class Constraint:
 
         Raises ConstraintError for a text that is not allowed.
         """
+        self.parse(text)
+        return self.captures_of(text)
+
+    def captures_of(self, text: str) -> dict[str, Captured]:
+        """`captured` of a text that is known to be allowed.
+
+        Raises ConstraintError where finding them takes too long.
+        """
         from stemma.lang.pieces_captures import captured
 
-        self.parse(text)
         if self.piece is None or not self.piece.captures:
             return {}
         if (found := captured(self.piece, text)) is None:
@@ -251,13 +258,11 @@ def constraint_of(
     *, whitespace: str | None = None, constraint: object = None, **sources: Any
 ) -> Constraint | None:
     """The constraint that one of `regex`, `json_schema`, `grammar` and `dtype` describes; None
-    where all are None, or dtype is str: that is text of any shape.
+    where all are None.
 
     Built once for what a program's loop writes again and again. Raises InvalidArgument for two at
     once, and for a `whitespace` that means nothing.
     """
-    if sources.get("dtype") in (str, "str"):
-        sources["dtype"] = None
     given = {name: source for name, source in sources.items() if source is not None}
     if constraint is not None:
         given["constraint"] = constraint

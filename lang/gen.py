@@ -161,7 +161,7 @@ def gen(
         if value is not None:
             raise UnsupportedByBackend(f"gen({key}=...) is not built yet")
     check_timeout("gen", timeout)
-    if (shape := _shape(shapes)) is not None:
+    if (shape := _constraint(shapes)) is not None:
         settings["constraint"] = shape
     elif on_limit is not None:
         raise InvalidArgument(
@@ -180,13 +180,12 @@ def gen(
     return Gen(name, params, given, heal, reasoning, marks, timeout)
 
 
-def _shape(shapes: dict[str, Any]) -> Constraint | None:
-    """The shape that a `gen` is given."""
+def _constraint(shapes: dict[str, Any]) -> Constraint | None:
+    """The one that a `gen` is given, in whatever way."""
     try:
-        shape = constraint_of(**shapes)
+        return constraint_of(**shapes)
     except InvalidArgument as error:
         raise InvalidArgument(f"gen: {error}") from error.__cause__
-    return shape
 
 
 def check_captures(name: str | None, shape: Constraint) -> None:
