@@ -139,7 +139,8 @@ class Calling(SglangNames, ABC):
 class _Call:
     """One call on its way: written, run, appended.
 
-    called: as the model has written it. result: what the function has returned. told: that as text.
+    tool_call: as the model has written it; at the end, with what has come of it. result: what the
+    function has returned. told: that as text.
     """
 
     def __init__(
@@ -191,18 +192,18 @@ class _Call:
         )
         state.append(Chain(_message("assistant", call) if self.alone else call))
         yield state._variable(self.name)
-        self.called: ToolCall = state[self.name]
+        self.tool_call: ToolCall = state[self.name]
 
     def run(self) -> Any:
         """What the function returns; of an async one what is to be awaited. In a trace the
         arguments are made up, and nothing is run."""
         if isinstance(self.state._run.backend, TracingBackend):
-            return placeholder(self.called.name)
-        if self.called.error is None:
-            return self.tools[self.called.name].function(**self.called.arguments)
+            return placeholder(self.tool_call.name)
+        if self.tool_call.error is None:
+            return self.tools[self.tool_call.name].function(**self.tool_call.arguments)
         if self.raises:
-            self.read.arguments(self.called.text)  # raises what the types have raised
-            raise InvalidArgument(f"its types do not take the arguments: {self.called.error}")
+            self.read.arguments(self.tool_call.text)  # raises what the types have raised
+            raise InvalidArgument(f"its types do not take the arguments: {self.tool_call.error}")
         return None
 
     def take(self, value: Any) -> None:
@@ -214,7 +215,7 @@ class _Call:
         try:
             self.told = told_result(self.result)
         except InvalidArgument as error:
-            raise InvalidArgument(f"tool {self.called.name}: {error}") from error
+            raise InvalidArgument(f"tool {self.tool_call.name}: {error}") from error
 
     @contextmanager
     def trying(self) -> Iterator[None]:
@@ -222,10 +223,10 @@ class _Call:
         try:
             yield
         except Exception as error:
-            self.called = replace(self.called, error=told_error(error))
+            self.tool_call = replace(self.tool_call, error=told_error(error))
             if self.raises:
                 self._keep()
-                error.add_note(f"in tool {self.called.name}, called as {self.called.text!r}")
+                error.add_note(f"in tool {self.tool_call.name}, called as {self.tool_call.text!r}")
                 raise
 
     def end(self) -> ToolCall:
@@ -234,14 +235,14 @@ class _Call:
             self.result.close()
             self._keep()
             raise InvalidArgument(
-                f"tool {self.called.name} returned a coroutine, of which nothing has run: write it "
-                "as `async def`, and `await s.acall(...)`"
+                f"tool {self.tool_call.name} returned a coroutine, of which nothing has run: write "
+                "it as `async def`, and `await s.acall(...)`"
             )
-        observed = self.called.error or self.told
-        self.called = replace(self.called, result=self.result, observation=observed)
+        observed = self.tool_call.error or self.told
+        self.tool_call = replace(self.tool_call, result=self.result, observation=observed)
         self.state.append(self._observed(observed))
         self._keep()
-        return self.called
+        return self.tool_call
 
     def _observed(self, text: str | None) -> Chain:
         if self.pieces is None:
@@ -262,11 +263,11 @@ class _Call:
 
     def _keep(self) -> None:
         state, written = self.state, self.state._variable(self.name)
-        variable = Variable.of(self.called, raw=written.raw, meta=written.meta)
+        variable = Variable.of(self.tool_call, raw=written.raw, meta=written.meta)
         variable.streamed = True
         state._follow(self.name, variable, state._own)
         if state._run.feed is not None:
-            state._executor.enqueue((Define(self.name, self.called), None))
+            state._executor.enqueue((Define(self.name, self.tool_call), None))
 
 
 def _check(
