@@ -118,7 +118,9 @@ class Calling(SglangNames, ABC):
         """What tells the model of the tools: by its chat template's own words, else a line for
         each.
 
-        Belongs into a message, usually the system's.
+        Belongs into a message, usually the system's. tools: as those of `call`. Raises
+        InvalidArgument for what is no tool, and for one whose docstring or types spell a control
+        token of the model.
 
         >>> s += st.system("You run a shop. " + s.tools([price]))  # doctest: +SKIP
         """

@@ -17,17 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from stemma.lang import constraints_matcher as walks
 from stemma.lang.constraints_grammar import compiled_grammar
-from stemma.lang.constraints_places import pointed
 from stemma.lang.constraints_regex import any_of, can_contain, compiled_regex
 from stemma.lang.constraints_schema import compiled_schema
+from stemma.lang.constraints_sources import check_source, schema_of_text, utf8
 from stemma.lang.constraints_types import bare, described, is_type, loads, name_of
 from stemma.lang.errors import ConstraintError, InvalidArgument
 
 if TYPE_CHECKING:
     from stemma.lang.pieces import Piece
     from stemma.lang.pieces_captures import Captured
-
-MOST_CHARACTERS = 256 * 1024  # of a regular expression, a schema in a string or a grammar
 
 
 class ConstraintWarning(UserWarning):
@@ -65,9 +63,15 @@ class Constraint:
     def regex(pattern: str) -> Constraint:
         """Texts that match `pattern` as a whole; the value is the text.
 
-        The dialect is that of Rust's `regex`: like Python's, without looking around or back.
+        The dialect is that of Rust's `regex`: like Python's, without looking around or back, `^`
+        and `$` at the ends only. At most 262,144 characters. Raises InvalidArgument for what is
+        malformed, not in the dialect, too large or matches nothing.
+
+        >>> year = Constraint.regex(r"(19|20)\\d\\d")
+        >>> year.parse("1931"), year.matches("931"), year.prefix_ok("19")
+        ('1931', False, True)
         """
-        _check_source("regex", pattern)
+        check_source("regex", pattern)
         return Constraint(f"regex={pattern!r:.80}", compiled_regex(pattern), str, pattern)
 
     @staticmethod
@@ -77,7 +81,16 @@ class Constraint:
         schema: a JSON Schema (draft 2020-12, 2019-09 or 7) as an object, a boolean or a string; or
         a pydantic model, dataclass, TypedDict, TypeAdapter or another type, whose values are then
         the values. whitespace: "flexible" allows between JSON's parts a space or two, or one line
-        break and its indentation; "compact" allows none.
+        break and its indentation; "spaced" is one space behind each comma and colon, as
+        `json.dumps` writes; "compact" is none.
+
+        Raises InvalidArgument, with the place as a JSON pointer (RFC 6901), for a keyword that is
+        not supported (docs/json-schema.md has all), and for a schema that is malformed or admits
+        nothing; warns (ConstraintWarning) of keywords that nobody knows.
+
+        >>> film = Constraint.json_schema({"enum": ["M", 1931]}, whitespace="compact")
+        >>> film.parse("1931"), film.prefix_ok('"N')
+        (1931, False)
         """
         named = "json_schema"
         read: Callable[[str], Any] = loads
@@ -85,8 +98,8 @@ class Constraint:
             named = f"json_schema={name_of(schema)}"
             schema, read = described(schema, "json_schema")
         elif isinstance(schema, str):
-            _check_source(named, schema)
-            schema = _schema_of_text(schema)
+            check_source(named, schema)
+            schema = schema_of_text(schema)
         elif not isinstance(schema, Mapping | bool):
             raise InvalidArgument(
                 f"json_schema={schema!r:.100}: must be a schema (an object, or a string with one) "
@@ -97,7 +110,18 @@ class Constraint:
     @staticmethod
     def grammar(source: str | Piece) -> Constraint:
         """Texts of a context-free grammar, in llguidance's dialect of Lark or in GBNF, or of a
-        piece, as `seq` and its like make it; the value is the text."""
+        piece, as `seq` and its like make it; the value is the text.
+
+        source: a piece, or a grammar of at most 262,144 characters and 2,000 rules, of which
+        `start` (in GBNF `root`) is the whole. Raises InvalidArgument, with the line, for what is
+        malformed, not supported, matches nothing or can never end; warns (ConstraintWarning) of
+        rules that nothing uses.
+
+        >>> Constraint.grammar('start: item ("," item)*\\nitem: /[a-z]+/').matches("a,bc")
+        True
+        >>> Constraint.grammar('root ::= "a" root | "b"').closing("aa")
+        'b'
+        """
         from stemma.lang.pieces import Piece
         from stemma.lang.pieces_grammar import compiled_piece
 
@@ -107,7 +131,7 @@ class Constraint:
             raise InvalidArgument(
                 f"grammar={source!r:.100}: must be a string or a piece, as st.seq(...) makes it"
             )
-        _check_source("grammar", source)
+        check_source("grammar", source)
         compiled, warnings = compiled_grammar(source)
         return Constraint(f"grammar={source!r:.80}", compiled, str, None, _warned(warnings))
 
@@ -116,7 +140,14 @@ class Constraint:
         """Texts that are a value of a type; the value is of that type.
 
         int, float, bool, str, Decimal, date, time, datetime, UUID, Literal and Enum are written
-        bare. Every other type is JSON as by `json_schema`: list[...], Optional, models, ...
+        bare, dates and times as in ISO 8601. Every other type is JSON as by `json_schema`, which
+        says what `whitespace` is: list[...], Optional, models, ...
+
+        Raises InvalidArgument for what is no type, and, with the place, for one whose JSON no
+        schema can describe or pydantic does not know.
+
+        >>> Constraint.of_type(int).parse("-12"), Constraint.of_type(list[int]).parse("[1, 2]")
+        (-12, [1, 2])
         """
         label = f"dtype={dtype if isinstance(dtype, str) else name_of(dtype)}"
         if (found := bare(dtype)) is not None:
@@ -127,7 +158,14 @@ class Constraint:
 
     @staticmethod
     def choices(options: Iterable[str]) -> Constraint:
-        """Exactly one of the texts; the value is the text."""
+        """Exactly one of the texts; the value is the text.
+
+        Raises InvalidArgument for what is no list of strings, for none, and for one that is there
+        twice.
+
+        >>> Constraint.choices(["yes", "no"]).matches("maybe")
+        False
+        """
         if isinstance(options, str) or not isinstance(options, Iterable):
             what = "one string" if isinstance(options, str) else f"a {type(options).__name__}"
             raise InvalidArgument(
@@ -143,12 +181,12 @@ class Constraint:
             double = next(text for text in texts if texts.count(text) > 1)
             raise InvalidArgument(f"choices: {double!r} is there twice")
         pattern = any_of(texts)
-        _check_source("choices", pattern)
+        check_source("choices", pattern)
         return Constraint(f"choices={texts!r:.80}", compiled_regex(pattern), str, pattern)
 
     def matches(self, text: str) -> bool:
         """Whether the whole text is allowed. Raises ConstraintError where a limit is hit."""
-        data = _bytes(text)
+        data = utf8(text)
         if data is None:
             return False
         walk = walks.matcher(self.compiled)
@@ -156,7 +194,7 @@ class Constraint:
 
     def prefix_ok(self, text: str) -> bool:
         """Whether some allowed text begins with `text`, or is it."""
-        data = _bytes(text)
+        data = utf8(text)
         return data is not None and self._accepted(data) == len(data)
 
     def forced_prefix(self) -> str:
@@ -179,7 +217,7 @@ class Constraint:
         Short, but not always the shortest.
         """
         walk = walks.matcher(self.compiled)
-        data = _bytes(text)
+        data = utf8(text)
         if data is None or walks.consume(walk, data) < len(data):
             return None
         found = walks.closing(walk, steps=steps)
@@ -192,7 +230,7 @@ class Constraint:
         and for one that the type does not take though its schema does (a validator of a model).
         """
         if not self.matches(text):
-            data = _bytes(text)
+            data = utf8(text)
             good = "" if data is None else data[: self._accepted(data)].decode(errors="ignore")
             rest = text[len(good) :]
             wrong = f"{rest[:40]!r} cannot follow" if rest else "the text is not complete after"
@@ -220,9 +258,14 @@ class Constraint:
         return () if self.piece is None else tuple(name for name, _ in self.piece.captures)
 
     def captured(self, text: str) -> dict[str, Captured]:
-        """What its captures are in an allowed text, by name.
+        """What its captures are in an allowed text, by name, in the order they are written in.
 
         Raises ConstraintError for a text that is not allowed.
+
+        >>> from stemma.lang.pieces import capture, seq
+        >>> aged = Constraint.grammar(seq("age ", capture("age", Constraint.of_type(int))))
+        >>> aged.captured("age 36")["age"].value
+        36
         """
         self.parse(text)
         return self.captures_of(text)
@@ -270,16 +313,31 @@ def constraint_of(
         raise InvalidArgument(f"{' and '.join(given)}: only one of them can say what is allowed")
     if whitespace is not None and not given.keys() & {"json_schema", "dtype"}:
         raise InvalidArgument(f"whitespace={whitespace!r} needs json_schema= or dtype=")
-    if constraint is not None:
-        if not isinstance(constraint, Constraint):
-            raise InvalidArgument(
-                f"constraint={constraint!r:.100}: must be a Constraint, as "
-                "st.Constraint.regex('[a-z]+')"
-            )
-        return constraint
     for name, source in given.items():
+        _check_kind(name, source)
+        if isinstance(source, Constraint):
+            return source
         return _built(name, source, whitespace or "flexible")
     return None
+
+
+def _check_kind(name: str, source: object) -> None:
+    """Refuse what another parameter takes, by its name."""
+    from stemma.lang.pieces import Piece
+
+    kinds = {
+        "constraint": (Constraint, "a Constraint"),
+        "grammar": (Piece, "a piece"),
+        "json_schema": (Mapping, "an object"),
+        "dtype": (type, "a type"),
+    }
+    for right, (kind, called) in kinds.items():
+        if isinstance(source, kind) and right != name and (name, right) != ("json_schema", "dtype"):
+            raise InvalidArgument(f"{name}={source!r:.100} is {called}: give it as {right}=")
+    if name == "constraint" and not isinstance(source, Constraint):
+        raise InvalidArgument(
+            f"constraint={source!r:.100}: must be a Constraint, as st.Constraint.regex('[a-z]+')"
+        )
 
 
 def _built(name: str, source: Any, whitespace: str) -> Constraint:
@@ -336,35 +394,3 @@ def warn(message: str) -> None:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("stemma."):
         frame, level = frame.f_back, level + 1
     python_warnings.warn(message, ConstraintWarning, stacklevel=level)
-
-
-def _check_source(named: str, text: object) -> None:
-    if not isinstance(text, str):
-        raise InvalidArgument(f"{named}={text!r:.100}: must be a string")
-    if len(text) > MOST_CHARACTERS:
-        raise InvalidArgument(
-            f"{named}: has {len(text):,} characters; at most {MOST_CHARACTERS:,} are taken"
-        )
-    if not text.isascii() and _bytes(text) is None:
-        raise InvalidArgument(f"{named}: has half of a surrogate pair, which no text can contain")
-
-
-def _schema_of_text(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InvalidArgument(
-            f"json_schema: the string is no JSON: {error.msg}\n"
-            f"{pointed(text, error.lineno, error.colno)}"
-        ) from error
-    except RecursionError as error:
-        raise InvalidArgument("json_schema: the string is nested too deep") from error
-
-
-def _bytes(text: str) -> bytes | None:
-    if not isinstance(text, str):
-        raise InvalidArgument(f"{text!r:.100} is a {type(text).__name__}: a text is a string")
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        return None

@@ -204,6 +204,10 @@ Part = str | Piece | Constraint
 def seq(*parts: Part) -> Piece:
     """All parts, one after the other. A part is a text, a piece or a `Constraint`.
 
+    Raises InvalidArgument for what is no part, for none, and for more than 2,000 pieces, or 100
+    within each other; so do the others. How the whole is read where it can be read in several ways
+    says docs/pieces.md.
+
     >>> seq("Name: ", capture("name", Constraint.regex("[A-Z][a-z]+")))
     seq('Name: ', capture('name', regex='[A-Z][a-z]+'))
     """
@@ -231,6 +235,8 @@ def optional(part: Part) -> Piece:
 def repeat(part: Part, at_least: int = 0, at_most: int | None = None) -> Piece:
     """The part several times, one after the other; at_most=None for any number of times.
 
+    Raises InvalidArgument unless 0 <= at_least <= at_most <= 1,000 and at_most is at least 1.
+
     >>> repeat(seq(capture("item", Constraint.regex("[a-z]+")), ";"), at_most=3)
     repeat(seq(capture('item', regex='[a-z]+'), ';'), at_most=3)
     """
@@ -255,7 +261,8 @@ def capture(name: str, part: Part) -> Piece:
     """The part, whose text becomes the variable `name`; of a `Constraint` its value.
 
     Within a `repeat` the variable is a list; one that took no part, in an `optional` or a `one_of`,
-    is None.
+    is None. Raises InvalidArgument for a name that is no text or empty; `gen(grammar=...)` does for
+    one that is there twice where both may take part.
 
     >>> capture("age", Constraint.of_type(int))
     capture('age', dtype=int)
