@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 import subprocess
 import sys
 import time
@@ -326,3 +327,29 @@ def test_a_hostile_regex_is_refused_or_costs_little(pattern: str) -> None:
         constraint.matches("a" * 2_000)
         constraint.never_contains("ab")
     assert time.monotonic() - begun < 20
+
+
+def test_what_belongs_to_another_parameter_is_refused_by_that_ones_name() -> None:
+    words = Constraint.regex("[a-z]+")
+    for arguments, said in (
+        ({"grammar": words}, "grammar=<Constraint regex='[a-z]+'> is a Constraint: give it as con"),
+        ({"regex": words}, "is a Constraint: give it as constraint="),
+        ({"json_schema": words}, "is a Constraint: give it as constraint="),
+        ({"dtype": words}, "is a Constraint: give it as constraint="),
+        ({"constraint": stemma.seq("a", words)}, "is a piece: give it as grammar="),
+        ({"regex": stemma.seq("a", words)}, "is a piece: give it as grammar="),
+        ({"constraint": {"type": "integer"}}, "constraint={'type': 'integer'} is an object: give"),
+        ({"dtype": {"type": "integer"}}, "is an object: give it as json_schema="),
+        ({"constraint": int}, "constraint=<class 'int'> is a type: give it as dtype="),
+        ({"grammar": int}, "grammar=<class 'int'> is a type: give it as dtype="),
+        ({"constraint": "[a-z]"}, "constraint='[a-z]': must be a Constraint, as st.Constraint"),
+        (
+            {"regex": re.compile("a.b", re.IGNORECASE | re.DOTALL)},
+            "regex=re.compile('a.b', re.IGNORECASE|re.DOTALL): must be a string: give '(?is)a.b'",
+        ),
+        ({"regex": re.compile("ab")}, "must be a string: give 'ab'"),
+    ):
+        with pytest.raises(InvalidArgument) as caught:
+            stemma.gen("x", **arguments)
+        assert said in str(caught.value)
+    assert stemma.gen("x", json_schema=int).params.constraint is not None
