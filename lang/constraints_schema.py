@@ -42,9 +42,13 @@ from stemma.lang.constraints_refusals import in_our_words, refuse_compiled
 from stemma.lang.constraints_regex import too_long
 from stemma.lang.errors import InvalidArgument
 
-# A space or two, or one line break and its indentation, where JSON allows white space.
-FLEXIBLE = r"[ \t]{1,2}|\r?\n[ \t]{0,40}"
-WHITESPACE = ("flexible", "spaced", "compact")
+# What is between the parts of JSON, as settings of llguidance. "flexible" is a space or two, or one
+# line break and its indentation, where JSON allows white space.
+WHITESPACE: dict[str, dict[str, Any]] = {
+    "flexible": {"whitespace_pattern": r"[ \t]{1,2}|\r?\n[ \t]{0,40}"},
+    "spaced": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
+    "compact": {"whitespace_flexible": False},
+}
 MOST_CHARACTERS = 1024 * 1024  # of a schema, with its formats written out
 MOST_PROPERTIES = 1_000  # of one object
 MOST_OPTIONAL = 400
@@ -130,12 +134,7 @@ def options(whitespace: str, prepared: object) -> Any:
     where names of properties meet.
     """
     spelling = {"json_allowed_escapes": 'nrbtf\\"'} if _names_meet(prepared) else {}
-    if whitespace == "compact":
-        return {**spelling, "whitespace_flexible": False}
-    if whitespace == "spaced":
-        separators = {"item_separator": ", ", "key_separator": ": "}
-        return {**spelling, "whitespace_flexible": False, **separators}
-    return {**spelling, "whitespace_pattern": FLEXIBLE}
+    return {**spelling, **WHITESPACE[whitespace]}
 
 
 def _names_meet(prepared: object) -> bool:
