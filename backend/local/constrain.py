@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -166,7 +166,6 @@ class Constrainer:
         self._size = vocab_size
         self._jump_forward = jump_forward
         self._beginnings: _Kept[tuple[str, bytes, bool], Beginning] = _Kept()
-        self._matchers: _Kept[tuple[str, bytes], LLMatcher] = _Kept()
         self._closings: _Kept[str, Closing] = _Kept()
         self._made: LLTokenizer | None = None
         self._lock = threading.Lock()
@@ -186,23 +185,21 @@ class Constrainer:
         return self._beginnings.get(key, lambda: self._begin(constraint, literal, close))
 
     def _begin(self, constraint: Constraint, literal: bytes, close: bool) -> Beginning:
-        closing = self._closing(constraint) if close else None
-        heal: Ids = np.empty(0, dtype=np.int32)
+        if close:
+            beginning = self.beginning(constraint, literal=literal).result()
+            return replace(beginning, closing=self._closing(constraint))
+        walk = self._compile(constraint, literal)
+        heal: Ids | None = None
         if literal:
-            walk = self._matcher(constraint, literal)
             mask = Guide(constraint, walk.deep_copy(), self._size).mask()
             heal = allowed_among(mask, self._text.ids_starting_with(literal))
-        if not len(heal):
-            walk = self._matcher(constraint, b"")
-        return Beginning(walk, self._size, heal if len(heal) else None, closing, self._jump_forward)
+            if not len(heal):
+                return self.beginning(constraint).result()
+        return Beginning(walk, self._size, heal, None, self._jump_forward)
 
     def _closing(self, constraint: Constraint) -> Closing:
         spell = self._tokenizer().tokenize_bytes
         return self._closings.get(constraint.compiled, lambda: Closing(constraint, spell)).result()
-
-    def _matcher(self, constraint: Constraint, literal: bytes) -> LLMatcher:
-        key = (constraint.compiled, literal)
-        return self._matchers.get(key, lambda: self._compile(constraint, literal)).result()
 
     def _compile(self, constraint: Constraint, literal: bytes) -> LLMatcher:
         """On a deep stack, which grammars need, see `constraints_stack.py`."""
