@@ -190,7 +190,9 @@ class LocalBackend(Backend):
         heads, scale = config.num_heads, config.attention_scale
         dtype, shape = kv_dtype(self.quantization), (heads, config.num_kv_heads, config.head_dim)
         if kernels is not None and works(kernels, *shape, dtype=dtype):
-            pool = make_pool(config, kv_tokens, page_size, dtype=dtype, device=device)
+            pool = make_pool(
+                config, kv_tokens, page_size, dtype=dtype, device=device, heads_first=True
+            )
             return pool, NativeAttention(kernels, pool, num_heads=heads, scale=scale)
         pool = make_pool(config, kv_tokens, page_size, dtype=self.dtype, device=device)
         return pool, TorchAttention(pool, num_heads=heads, scale=scale)

@@ -75,8 +75,9 @@ def make_pool(
     *,
     dtype: torch.dtype,
     device: torch.device,
+    heads_first: bool = False,
 ) -> KVPool:
-    """The pool asked for, or of the default size. Raises InvalidArgument if it cannot hold a page,
+    """The pool asked for, see `KVPool`, or of the default size. Raises InvalidArgument if it cannot hold a page,
     OutOfCacheMemory, with what could be had, if the memory is not there.
     """
     layers, heads, dim = config.num_layers, config.num_kv_heads, config.head_dim
@@ -97,6 +98,7 @@ def make_pool(
             page_size=page_size,
             dtype=dtype,
             device=device,
+            heads_first=heads_first,
         )
     except (MemoryError, ValueError, torch.OutOfMemoryError) as error:
         mib = kv_tokens * per_token >> 20

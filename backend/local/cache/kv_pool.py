@@ -200,7 +200,8 @@ def _fitting_class(length: int) -> int:
 class KVPool:
     """Keys and values of every slot: per layer two tensors [capacity, kv_heads, head_dim].
 
-    A run of slots is a view, `pool.k[layer][start:stop]`. Starts as zeros, so an unwritten slot
+    heads_first: in memory the slots of one head follow each other, for who reads head by head; the
+    shape is the same. A run of slots is a view, `pool.k[layer][start:stop]`. Starts as zeros, so an unwritten slot
     that is masked out never poisons a product with a NaN.
     """
 
@@ -214,13 +215,21 @@ class KVPool:
         page_size: int,
         dtype: torch.dtype,
         device: torch.device | str,
+        heads_first: bool = False,
     ) -> None:
         self.allocator = PageAllocator(capacity, page_size)
         self.dtype = dtype
         self.device = torch.device(device)
-        shape = (self.allocator.capacity, kv_heads, head_dim)
-        self.k = [_zeros(shape, dtype, self.device) for _ in range(layers)]
-        self.v = [_zeros(shape, dtype, self.device) for _ in range(layers)]
+        outer = [self.allocator.capacity, kv_heads]
+        if heads_first:
+            outer.reverse()
+
+        def zeros() -> Tensor:
+            made = _zeros((*outer, head_dim), dtype, self.device)
+            return made.transpose(0, 1) if heads_first else made
+
+        self.k = [zeros() for _ in range(layers)]
+        self.v = [zeros() for _ in range(layers)]
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store k, v [rows, kv_heads, head_dim], of the pool's dtype, at int64 slots [rows]."""

@@ -92,6 +92,7 @@ struct Shape {
   int group;  // query heads that share a KV head
   int dim;
   int64_t slot_stride;  // numbers from one slot of the pool to the next
+  int64_t head_stride;  // and from one head to the next
   float scale;
 };
 
@@ -164,13 +165,14 @@ struct Paired {
 
   // Scores are in powers of two. 2^x to 8 parts in 100,000, finer than a bfloat16.
   static Vec power(Vec x) {
-    const Vec n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const Vec shift = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    const Vec n = (x + shift) - shift;
     const Vec r = x - n;
     Vec p = all(0.0551716649f);
     p = p * r + 0.242611122f;
     p = p * r + 0.693260986f;
     p = p * r + 0.999928074f;
-    return _mm512_scalef_ps(p, n);
+    return _mm512_maskz_scalef_ps(0xffff, p, n);  // of all lanes; GCC warns of the plain one
   }
 
   static Vec cells(const Half* from) { return load(reinterpret_cast<const float*>(from)); }
@@ -237,11 +239,18 @@ void scores(const float* queries, const float* keys, float* to) {
   }
 }
 
-template <typename P, int C>
-void scores(const float* q, const float* keys, int count, float* to) {
-  for (; count >= 8; count -= 8, q += 8 * C, to += 8 * kBlock) scores<P, C, 8>(q, keys, to);
-  for (; count >= 3; count -= 3, q += 3 * C, to += 3 * kBlock) scores<P, C, 3>(q, keys, to);
-  for (; count; --count, q += C, to += kBlock) scores<P, C, 1>(q, keys, to);
+template <typename P, int C, typename Coming>
+void scores(const float* q, const float* keys, int count, float* to, Coming& coming) {
+  const auto go = [&](auto n) {
+    scores<P, C, n>(q, keys, to);
+    coming.fetch(n);
+    count -= n;
+    q += n * C;
+    to += n * kBlock;
+  };
+  while (count >= 8) go(std::integral_constant<int, 8>{});
+  while (count >= 3) go(std::integral_constant<int, 3>{});
+  while (count) go(std::integral_constant<int, 1>{});
 }
 
 // Keys [low, high) of a block to cells [dim][key]; zeros for the others.
@@ -320,8 +329,40 @@ void weigh(float* weights, int low, int high, float* largest, Vec* total, float*
   *total += x[0] + x[1];
 }
 
+// The keys and values of the run that comes next, on their way from memory while this one is worked
+// on: a few at a time, for many at once would have to wait for each other.
 template <typename Number, int D>
-void attend_run(const Plan& plan, const Run& run, int tile, const Number* keys,
+class Coming {
+ public:
+  // queries: of the run that is worked on, each of which tells of itself twice.
+  Coming(const Plan& plan, const Run* run, const Number* keys, const Number* values,
+         int64_t slot_stride, int queries)
+      : keys_(keys), values_(values), slot_stride_(slot_stride) {
+    if (!run) return;
+    slots_ = plan.tables[run->longest] + int64_t{run->block} * kBlock;
+    plan.seen(run->longest, run->block, &next_, &end_);
+    share_ = static_cast<float>(end_ - next_) / (2 * queries);
+  }
+
+  __attribute__((always_inline)) void fetch(int queries) {
+    due_ += share_ * queries;
+    for (; due_ > 0 && next_ < end_; ++next_, --due_)
+      for (int i = 0; i < D; i += 64 / static_cast<int>(sizeof(Number))) {
+        __builtin_prefetch(keys_ + slots_[next_] * slot_stride_ + i);
+        __builtin_prefetch(values_ + slots_[next_] * slot_stride_ + i);
+      }
+  }
+
+ private:
+  const Number *keys_, *values_;
+  const int64_t slot_stride_;
+  const int32_t* slots_ = nullptr;
+  int next_ = 0, end_ = 0;
+  float share_ = 0, due_ = 0;
+};
+
+template <typename Number, int D>
+void attend_run(const Plan& plan, const Run& run, const Run* next, int tile, const Number* keys,
                 const Number* values, const Shape& shape, Work& work) {
   using P = Product<Number, D>;
   constexpr int kCells = D / P::kPerCell;
@@ -337,7 +378,8 @@ void attend_run(const Plan& plan, const Run& run, int tile, const Number* keys,
   const int first = (run.first - tile) * shape.group;
   const int count = (run.last - run.first) * shape.group;
   float* weights = work.weights + first * kBlock;
-  scores<P, kCells>(work.queries + first * kCells, work.keys, count, weights);
+  Coming<Number, D> coming(plan, next, keys, values, shape.slot_stride, count);
+  scores<P, kCells>(work.queries + first * kCells, work.keys, count, weights, coming);
   for (int row = run.first, i = 0; row < run.last; ++row) {
     int own_low, own_high;
     plan.seen(row, run.block, &own_low, &own_high);
@@ -350,12 +392,14 @@ void attend_run(const Plan& plan, const Run& run, int tile, const Number* keys,
   high = (high + P::kPerCell - 1) / P::kPerCell;
   float* out = work.out + first * D;
   int at = 0;
-  for (; at + 6 <= count; at += 6)
-    add_values<P, 6>(weights + at * kBlock, work.rows, low, high, out + at * D, D);
-  for (; at + 3 <= count; at += 3)
-    add_values<P, 3>(weights + at * kBlock, work.rows, low, high, out + at * D, D);
-  for (; at < count; ++at)
-    add_values<P, 1>(weights + at * kBlock, work.rows, low, high, out + at * D, D);
+  const auto go = [&](auto n) {
+    add_values<P, n>(weights + at * kBlock, work.rows, low, high, out + at * D, D);
+    coming.fetch(n);
+    at += n;
+  };
+  while (at + 6 <= count) go(std::integral_constant<int, 6>{});
+  while (at + 3 <= count) go(std::integral_constant<int, 3>{});
+  while (at < count) go(std::integral_constant<int, 1>{});
 }
 
 template <typename Number, int D>
@@ -372,8 +416,10 @@ void attend_tile(const Plan& plan, int64_t tile, const float* q, int64_t q_strid
   std::fill_n(work.out, count * D, 0.0f);
   std::fill_n(work.largest, count, kNone);
   std::fill_n(work.total, count, Vec{});
-  for (int64_t i = plan.tile_runs[tile]; i < plan.tile_runs[tile + 1]; ++i)
-    attend_run<Number, D>(plan, plan.runs[i], first, keys, values, shape, work);
+  for (int64_t i = plan.tile_runs[tile]; i < plan.tile_runs[tile + 1]; ++i) {
+    const Run* next = i + 1 < plan.tile_runs[tile + 1] ? &plan.runs[i + 1] : nullptr;
+    attend_run<Number, D>(plan, plan.runs[i], next, first, keys, values, shape, work);
+  }
   for (int query = 0; query < count; ++query) {
     const int row = first + query / shape.group;
     P::write(work.out + query * D, sum_of(work.total[query]), D,
@@ -394,13 +440,15 @@ struct Step {
   int threads;
 
   void write() const {
-    const int width = kv_heads * shape.dim;
+    const int dim = shape.dim;
 #pragma omp parallel for schedule(static) num_threads(threads) if (plan.rows() > 63)
     for (int64_t row = 0; row < plan.rows(); ++row) {
-      const int64_t to = plan.slots[row] * shape.slot_stride;
-      for (int i = 0; i < width; i += kLanes) {
-        store(k_pool + to + i, load(k + row * k_stride + i));
-        store(v_pool + to + i, load(v + row * v_stride + i));
+      for (int head = 0; head < kv_heads; ++head) {
+        const int64_t to = plan.slots[row] * shape.slot_stride + head * shape.head_stride;
+        for (int i = 0; i < dim; i += kLanes) {
+          store(k_pool + to + i, load(k + row * k_stride + head * dim + i));
+          store(v_pool + to + i, load(v + row * v_stride + head * dim + i));
+        }
       }
     }
   }
@@ -416,8 +464,9 @@ struct Step {
       for (int64_t task = tiles * kv_heads - 1; task >= 0; --task) {  // the longest come last
         const int64_t tile = task / kv_heads, head = task % kv_heads;
         const int64_t first = head * shape.group * D;
-        attend_tile<Number, D>(plan, tile, q + first, q_stride, k_pool + head * D,
-                               v_pool + head * D, shape, out + first, out_stride, *work);
+        const int64_t at = head * shape.head_stride;
+        attend_tile<Number, D>(plan, tile, q + first, q_stride, k_pool + at, v_pool + at, shape,
+                               out + first, out_stride, *work);
       }
     }
   }
@@ -480,14 +529,15 @@ extern "C" void stemma_attention_free(Plan* plan) { delete plan; }
 
 // Write the step's k and v to the pool, then attend. q: [rows, heads, dim], k, v: [rows, kv_heads,
 // dim], each row dense and `stride` floats from the next. k_pool, v_pool: [slots, kv_heads, dim],
-// of floats, or of bfloat16 where `halves` is 1. out: [rows, heads * dim], dense. Returns 0, or 1
+// of floats, or of bfloat16 where `halves` is 1; strides in these numbers, each head's dense. out: [rows, heads * dim], dense. Returns 0, or 1
 // for a shape that it has no room for.
 extern "C" int stemma_attention(const Plan* plan, const float* q, const float* k, const float* v,
                                 int64_t q_stride, int64_t k_stride, int64_t v_stride, void* k_pool,
-                                void* v_pool, int64_t slot_stride, int halves, int heads,
-                                int kv_heads, int dim, float scale, float* out, int threads) {
+                                void* v_pool, int64_t slot_stride, int64_t head_stride,
+                                int halves, int heads, int kv_heads, int dim, float scale,
+                                float* out, int threads) {
   const auto run = [&](auto* keys, auto* values) {
-    const stemma::Shape shape{heads / kv_heads, dim, slot_stride, scale};
+    const stemma::Shape shape{heads / kv_heads, dim, slot_stride, head_stride, scale};
     return stemma::Step<std::remove_pointer_t<decltype(keys)>>{
         *plan, q, k, v, q_stride, k_stride, v_stride, keys, values, shape, kv_heads, out, threads}
         .run();

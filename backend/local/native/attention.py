@@ -47,7 +47,7 @@ class NativeAttention:
         addresses = pointer * len(pool.k)
         self.k_pools = addresses(*(keys.data_ptr() for keys in pool.k))
         self.v_pools = addresses(*(values.data_ptr() for values in pool.v))
-        self.slot_stride = pool.k[0].stride(0)
+        self.slot_stride, self.head_stride, _ = pool.k[0].stride()
         self.halves = pool.dtype == torch.bfloat16
         self.plan = library.stemma_attention_plan
         self.plan.restype = pointer
@@ -58,7 +58,7 @@ class NativeAttention:
         self.attend = library.stemma_attention
         self.attend.restype = integer
         self.attend.argtypes = [
-            *(pointer, pointer, pointer, pointer, size, size, size, pointer, pointer, size),
+            *(pointer, pointer, pointer, pointer, size, size, size, pointer, pointer, size, size),
             *(integer, integer, integer, integer, ctypes.c_float, pointer, integer),
         ]
 
@@ -118,6 +118,7 @@ class Attend:
             self._keys[layer].data_ptr(),
             self._values[layer].data_ptr(),
             attention.slot_stride,
+            attention.head_stride,
             attention.halves,
             heads,
             self._kv_heads,

@@ -223,8 +223,8 @@ extern "C" void stemma_between(const stemma::Between* w, const stemma::Room* roo
 
 struct Plan;
 extern "C" int stemma_attention(const Plan*, const float*, const float*, const float*, int64_t,
-                                int64_t, int64_t, void*, void*, int64_t, int, int, int, int,
-                                float, float*, int);
+                                int64_t, int64_t, void*, void*, int64_t, int64_t, int, int, int,
+                                int, float, float*, int);
 
 // All layers with their attentions in one call. w: of layers + 1, from attention to attention.
 // k_pools, v_pools: of each layer, see stemma_attention. qkv, attended: memory for the rows.
@@ -233,7 +233,7 @@ extern "C" int stemma_decode(const stemma::Between* w, const stemma::Room* room,
                              const float* cosine, const float* sine, float* qkv, float* attended,
                              int width, int layers, int64_t rows, const Plan* plan,
                              void* const* k_pools, void* const* v_pools, int64_t slot_stride,
-                             int halves, int heads, int kv_heads, float scale, int threads) {
+                             int64_t head_stride, int halves, int heads, int kv_heads, float scale, int threads) {
   const int dim = w->dim;
   const int64_t stride = w->qkv.out;
   for (int layer = 0; layer < layers; ++layer) {
@@ -241,8 +241,8 @@ extern "C" int stemma_decode(const stemma::Between* w, const stemma::Room* room,
                    threads);
     const float *k = qkv + heads * dim, *v = k + kv_heads * dim;
     if (const int wrong = stemma_attention(plan, qkv, k, v, stride, stride, stride, k_pools[layer],
-                                           v_pools[layer], slot_stride, halves, heads, kv_heads,
-                                           dim, scale, attended, threads))
+                                           v_pools[layer], slot_stride, head_stride, halves,
+                                           heads, kv_heads, dim, scale, attended, threads))
       return wrong;
   }
   stemma_between(w + layers, room, x, attended, cosine, sine, nullptr, width, rows, threads);

@@ -149,6 +149,7 @@ class NativeLayers:
             attention.k_pools,
             attention.v_pools,
             ctypes.c_int64(attention.slot_stride),
+            ctypes.c_int64(attention.head_stride),
             attention.halves,
             self._cuts[0],
             kv_heads,
