@@ -80,7 +80,7 @@ def land_generation(flight: Flight, operation: Gen, results: list[Completion]) -
             )
         ]
         *before, last = parted[0] or [Part("answer", "")]
-    note = _ending(first)
+    note = _ending(first, flight.draws[0])
     if len(results) > 1:
         note += f"; the first of {len(results)} samples"
     end = _piece(flight, last)._replace(
@@ -121,15 +121,21 @@ def _cut_off(params: SamplingParams, completion: Completion) -> Truncated:
     if stop is not None:
         by, remedy = f"the stop {stop!r}", "leave the stop out, for the shape says where it ends"
     elif params.max_tokens is not None:
-        by, remedy = "max_tokens", "raise max_tokens, or leave it out"
+        by, remedy = _limit(params), "raise max_tokens, or leave it out"
     else:
-        by, remedy = "the end of the model's context", "shorten the prompt, or bound the shape"
+        by, remedy = _limit(params), "shorten the prompt, or bound the shape"
     return Truncated(
         f"{by} ended the text before it was known to be complete ({shape.label}): "
         f"{completion.text[-80:]!r}; {remedy}",
         partial=completion.text,
         shape=shape,
     )
+
+
+def _limit(params: SamplingParams) -> str:
+    """What has ended a text that was too long: without a shape there always is a `max_tokens`."""
+    endless = params.max_tokens is None and params.constraint is not None
+    return "the end of the model's context" if endless else "max_tokens"
 
 
 def explained(error: BaseException, backend: Backend) -> BaseException:
@@ -234,9 +240,10 @@ def _piece(flight: Flight, part: Part) -> Piece:
     return Piece(part.text, kind, flight.name_of(part))
 
 
-def _ending(completion: Completion) -> str:
+def _ending(completion: Completion, params: SamplingParams) -> str:
     if completion.finish_reason == "length":
-        return "cut by max_tokens"
+        closed = params.on_limit == "close" and params.constraint is not None
+        return f"{'closed' if closed else 'cut'} by {_limit(params)}"
     if isinstance(completion.matched_stop, str):
         return f"stopped at {completion.matched_stop!r}"
     return "ended"

@@ -27,9 +27,12 @@ def begin(request: Request, beginning: Beginning) -> None:
     guide, heal = beginning.guide(params.constraint), beginning.heal
     request.guide, request.heal = guide, heal
     if guide.closing is not None and len(guide.closing.way) > request.max_tokens:
+        limit, remedy = f"max_tokens={request.max_tokens}", "raise max_tokens, or leave it out"
+        if params.max_tokens is None:
+            limit, remedy = f"room for {request.max_tokens} tokens", "shorten the prompt"
         raise ConstraintError(
-            f"max_tokens={request.max_tokens} with {params.constraint.label}: the shortest text "
-            f"that was found has {len(guide.closing.way)} tokens: raise max_tokens, or leave it out"
+            f"{limit} with {params.constraint.label}: the shortest text that was found has "
+            f"{len(guide.closing.way)} tokens: {remedy}"
         )
     if heal is not None:
         forced = guide.forced()[:1]

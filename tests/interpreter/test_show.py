@@ -17,6 +17,7 @@ from rich.console import Console
 import stemma as st
 from stemma.backend.mock import Broken, MockBackend
 from stemma.interpreter.picture import Picture, Segment, Split, shortened
+from tests.conftest import TinyModel
 
 
 @st.function
@@ -70,6 +71,24 @@ def test_what_the_model_did_is_told_per_operation() -> None:
     assert told["two"].note == "50% of 2 choices"
     assert told["four"].note == "cut by max_tokens"
     assert told["five"].note == "-1.00 for ' end'"
+
+
+def test_what_has_ended_a_text_in_a_shape_is_told(tiny_model: TinyModel) -> None:
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        s += "Now: " + st.gen("closed", max_tokens=4, on_limit="close", regex="[a-z]{3,}!")
+        s += " then " + st.gen("cut", max_tokens=4, on_limit="cut", regex="[a-z]{90}!")
+        s += " and " + st.gen("full", regex="[a-z]{900}!")
+
+    folder = tiny_model(max_position_embeddings=128)
+    with st.LocalBackend(folder, dtype="float64", device="cpu", kv_tokens=256) as backend:
+        picture = program.run(backend=backend).picture()
+    notes = {s.variable: s.note for s in picture.segments if s.usage is not None}
+    assert notes == {
+        "closed": "closed by max_tokens",
+        "cut": "cut by max_tokens",
+        "full": "cut by the end of the model's context",
+    }
 
 
 def test_samples_are_added_up_and_named() -> None:

@@ -240,6 +240,9 @@ def test_limits_that_no_text_of_the_shape_fits(tiny_model: TinyModel) -> None:
         remedy = "the shortest text that was found has 2 tokens: raise max_tokens, or leave it out"
         with pytest.raises(ConstraintError, match=remedy):
             program.run(regex="[a-c]q", max_tokens=1, on_limit="close", backend=backend)
+        remedy = r"room for \d+ tokens with .* has \d+ tokens: shorten the prompt"
+        with pytest.raises(ConstraintError, match=remedy):
+            program.run(regex="[a-c]q{2000}", on_limit="close", backend=backend)
         short = program.run(regex="[a-c]q", min_tokens=5, max_tokens=10, backend=backend)
         assert st.Constraint.regex("[a-c]q").matches(short["x"])
         assert short.meta("x").usage.output_tokens == 2
