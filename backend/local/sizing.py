@@ -77,8 +77,8 @@ def make_pool(
     device: torch.device,
     heads_first: bool = False,
 ) -> KVPool:
-    """The pool asked for, see `KVPool`, or of the default size. Raises InvalidArgument if it cannot hold a page,
-    OutOfCacheMemory, with what could be had, if the memory is not there.
+    """The pool asked for, see `KVPool`, or of the default size. Raises InvalidArgument if it cannot
+    hold a page, OutOfCacheMemory, with what could be had, if the memory is not there.
     """
     layers, heads, dim = config.num_layers, config.num_kv_heads, config.head_dim
     per_token = KVPool.bytes_per_token(layers=layers, kv_heads=heads, head_dim=dim, dtype=dtype)

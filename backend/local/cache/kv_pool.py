@@ -201,8 +201,8 @@ class KVPool:
     """Keys and values of every slot: per layer two tensors [capacity, kv_heads, head_dim].
 
     heads_first: in memory the slots of one head follow each other, for who reads head by head; the
-    shape is the same. A run of slots is a view, `pool.k[layer][start:stop]`. Starts as zeros, so an unwritten slot
-    that is masked out never poisons a product with a NaN.
+    shape is the same. A run of slots is a view, `pool.k[layer][start:stop]`. Starts as zeros, so an
+    unwritten slot that is masked out never poisons a product with a NaN.
     """
 
     def __init__(

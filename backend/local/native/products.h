@@ -124,7 +124,7 @@ inline Sums plus(Sums sums, Weights w, Inputs x) {
 
 // Rows and panels whose sums are kept in registers at once.
 #if defined(__AVX512VNNI__)
-constexpr int kTileRows = 4, kTilePanels = 4;
+constexpr int kTileRows = 8, kTilePanels = 3;
 #else
 constexpr int kTileRows = 4, kTilePanels = 1;
 #endif
@@ -163,20 +163,23 @@ void multiply_tile(const Linear& linear, int panel, const uint8_t* rows, int32_t
   });
 }
 
+// The tile of up to R rows; the sizes that a template has to be made for are counted down.
+template <int R, int P>
+void multiply_rows(const Linear& linear, int panel, const uint8_t* rows, int count,
+                   int32_t* product) {
+  if (count >= R) {
+    multiply_tile<R, P>(linear, panel, rows, product);
+  } else if constexpr (R > 1) {
+    multiply_rows<R - 1, P>(linear, panel, rows, count, product);
+  }
+}
+
 template <int P>
 void multiply_panels(const Linear& linear, int panel, const uint8_t* rows, int count,
                      int32_t* product) {
-  int r = 0;
-  for (; r + kTileRows <= count; r += kTileRows)
-    multiply_tile<kTileRows, P>(linear, panel, rows + int64_t{r} * linear.in,
+  for (int r = 0; r < count; r += kTileRows)
+    multiply_rows<kTileRows, P>(linear, panel, rows + int64_t{r} * linear.in, count - r,
                                 product + int64_t{r} * linear.out);
-  rows += int64_t{r} * linear.in;
-  product += int64_t{r} * linear.out;
-  switch (count - r) {
-    case 1: multiply_tile<1, P>(linear, panel, rows, product); break;
-    case 2: multiply_tile<2, P>(linear, panel, rows, product); break;
-    case 3: multiply_tile<3, P>(linear, panel, rows, product); break;
-  }
 }
 
 constexpr int kTileHeight = 16;  // rows of an AMX tile: what rows and products must have room for
