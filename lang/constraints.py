@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from stemma.lang import constraints_matcher as walks
 from stemma.lang.constraints_grammar import compiled_grammar
 from stemma.lang.constraints_regex import any_of, can_contain, compiled_regex
-from stemma.lang.constraints_schema import compiled_schema
+from stemma.lang.constraints_schema import check_whitespace, compiled_schema
 from stemma.lang.constraints_sources import check_source, schema_of_text, utf8
 from stemma.lang.constraints_types import bare, described, is_type, loads, name_of
 from stemma.lang.errors import ConstraintError, InvalidArgument
@@ -151,6 +151,7 @@ class Constraint:
         """
         label = f"dtype={dtype if isinstance(dtype, str) else name_of(dtype)}"
         if (found := bare(dtype)) is not None:
+            check_whitespace(whitespace)  # of which it has none
             pattern, read = found
             return Constraint(label, compiled_regex(pattern), read, pattern)
         schema, read = described(dtype, "dtype")
@@ -312,7 +313,9 @@ def constraint_of(
     if len(given) > 1:
         raise InvalidArgument(f"{' and '.join(given)}: only one of them can say what is allowed")
     if whitespace is not None and not given.keys() & {"json_schema", "dtype"}:
-        raise InvalidArgument(f"whitespace={whitespace!r} needs json_schema= or dtype=")
+        raise InvalidArgument(
+            f"whitespace={whitespace!r} is that of JSON: it needs json_schema=, or dtype=list[int]"
+        )
     for name, source in given.items():
         _check_kind(name, source)
         if isinstance(source, Constraint):

@@ -99,10 +99,15 @@ def compiled_schema(schema: object, whitespace: str, named: str) -> tuple[str, l
     named: what to call it in errors, as "json_schema". Raises InvalidArgument for what is not
     supported, what is malformed and what admits nothing, naming the place as a JSON pointer.
     """
-    if whitespace not in WHITESPACE:
-        raise InvalidArgument(f"whitespace={whitespace!r}: must be one of {', '.join(WHITESPACE)}")
+    check_whitespace(whitespace)
     prepared, warnings = prepared_schema(schema, named)
     return compiled_prepared(prepared, whitespace, named), warnings
+
+
+def check_whitespace(whitespace: object) -> None:
+    """Raises InvalidArgument for what is no name of white space."""
+    if not isinstance(whitespace, str) or whitespace not in WHITESPACE:
+        raise InvalidArgument(f"whitespace={whitespace!r}: must be one of {', '.join(WHITESPACE)}")
 
 
 def compiled_prepared(prepared: object, whitespace: str, named: str) -> str:

@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 
 from stemma.errors import ConstraintError, InvalidArgument
 from stemma.lang.constraints import Constraint
+from stemma.lang.gen import gen
 
 
 class Color(enum.Enum):
@@ -268,6 +269,15 @@ def test_a_typed_dict_of_typing_may_be_within_others(dtype: Any, text: str, valu
     constraint = Constraint.of_type(dtype)
     assert constraint.parse(text) == value
     assert not constraint.matches('{"a":1,"c":2}')
+
+
+def test_white_space_that_means_nothing_is_refused_of_types_without_any_too() -> None:
+    for dtype in (int, list[int]):
+        with pytest.raises(InvalidArgument, match="whitespace='none': must be one of flexible"):
+            Constraint.of_type(dtype, whitespace="none")
+    assert Constraint.of_type(int, whitespace="compact").matches("7")
+    with pytest.raises(InvalidArgument, match="whitespace='compact' is that of JSON: it needs"):
+        gen("x", dtype=str, whitespace="compact")
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="there pydantic takes it")
