@@ -18,7 +18,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
 from decimal import Decimal
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 from uuid import UUID
 
 from stemma.lang.constraints_formats import FORMATS, INTEGER, NUMBER
@@ -218,4 +227,6 @@ def name_of(dtype: object) -> str:
     """A type as it is written: `int`, `list[int]`, `Person`."""
     if get_origin(dtype) is None and isinstance(dtype, type):
         return dtype.__qualname__.split("<locals>.")[-1]
+    if get_origin(dtype) is Annotated:  # what it is annotated with may be of any length
+        return f"Annotated[{name_of(get_args(dtype)[0])}, ...]"
     return repr(dtype).replace("typing.", "")

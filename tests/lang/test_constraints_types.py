@@ -271,6 +271,13 @@ def test_a_typed_dict_of_typing_may_be_within_others(dtype: Any, text: str, valu
     assert not constraint.matches('{"a":1,"c":2}')
 
 
+def test_an_annotated_type_is_called_by_what_it_annotates() -> None:
+    small = Annotated[int, Field(ge=1, le=5), pydantic.AfterValidator(lambda number: number)]
+    assert Constraint.of_type(small).label == "dtype=Annotated[int, ...]"
+    with pytest.raises(ConstraintError, match=r"dtype=Annotated\[int, ...\]: '7' does not match"):
+        Constraint.of_type(small).parse("7")
+
+
 def test_white_space_that_means_nothing_is_refused_of_types_without_any_too() -> None:
     for dtype in (int, list[int]):
         with pytest.raises(InvalidArgument, match="whitespace='none': must be one of flexible"):
