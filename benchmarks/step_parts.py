@@ -113,11 +113,13 @@ def floors(backend: st.LocalBackend, batch: Batch, floor: Floor) -> dict[str, fl
     rows, drawn = len(batch.slots), len(batch.entry_rows)
     pairs = int((batch.positions + 1).sum())
     keys = len(np.unique(np.concatenate(batch.tables)))
-    kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim * 4
+    halves = backend.kv_dtype == torch.bfloat16
+    attention_rate = max(floor.bf16, floor.fp32) if halves else floor.fp32
+    kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim * backend.kv_dtype.itemsize
     products = 4 * config.num_layers * config.num_heads * config.head_dim
     return {
         "linears": 1e3 * max(2 * rows * layers / rate, size * layers / floor.reads),
-        "attention": 1e3 * max(pairs * products / floor.fp32, keys * kv / floor.reads),
+        "attention": 1e3 * max(pairs * products / attention_rate, keys * kv / floor.reads),
         "head": 1e3 * max(2 * drawn * head / rate, size * head / floor.reads),
     }
 

@@ -17,21 +17,23 @@ from suite.work import Outcome
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """fp32, int8: multiplications and additions per second of large matrix products. reads: bytes
-    per second from memory. int8 is None where torch has no such product.
+    """fp32, bf16, int8: multiplications and additions per second of large matrix products. reads:
+    bytes per second from memory. int8 is None where torch has no such product.
     """
 
     fp32: float
+    bf16: float
     int8: float | None
     reads: float
 
     @classmethod
     def measured(cls) -> Floor:
-        a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
-        fp32 = 2 * 1024**3 / best_s(lambda: a @ b)
+        fp32, bf16 = (
+            rate(torch.randn(1024, 1024, dtype=x)) for x in (torch.float32, torch.bfloat16)
+        )
         memory = torch.zeros(64 * 1024 * 1024)
         reads = 4 * memory.numel() / best_s(memory.sum)
-        return cls(fp32, int8_rate(), reads)
+        return cls(fp32, bf16, int8_rate(), reads)
 
     def seconds(self, outcome: Outcome, config: DecoderConfig, *, int8: bool) -> float | None:
         """The least that an engine needs for the rows and steps that it took: all products, or
@@ -51,6 +53,10 @@ def weights(config: DecoderConfig) -> tuple[int, int]:
     attention = 2 * config.hidden_size * config.head_dim * (config.num_heads + config.num_kv_heads)
     feed_forward = 3 * config.hidden_size * config.intermediate_size
     return config.num_layers * (attention + feed_forward), config.hidden_size * config.vocab_size
+
+
+def rate(a: torch.Tensor) -> float:
+    return 2 * len(a) ** 3 / best_s(lambda: a @ a)
 
 
 def int8_rate() -> float | None:
