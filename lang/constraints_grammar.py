@@ -9,59 +9,34 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
 from typing import NoReturn
 
 from stemma.lang.constraints_escapes import fault_of_text
 from stemma.lang.constraints_gbnf import Gbnf, looks_like_gbnf
+from stemma.lang.constraints_lark import TOKEN, Definition, Token, can_end
 from stemma.lang.constraints_limits import (
     MOST_ALTERNATIVES,
     MOST_LEAST,
+    MOST_LOOSE,
     MOST_MEETING,
     gathered,
     meaning,
 )
 from stemma.lang.constraints_matcher import emptiness, refusal
 from stemma.lang.constraints_places import place
-from stemma.lang.constraints_regex import too_long
+from stemma.lang.constraints_regex import loose_parts, too_long
 from stemma.lang.constraints_schema import compiled_prepared, options, prepared_schema
 from stemma.lang.errors import InvalidArgument
 
 _MOST_COUNT = 2**31 - 1  # of a repeat
+MOST_REFERENCES = 20_000  # of rules to rules; those that may be empty cost squared time
 MOST_PARTS = 2_000  # rules, groups and repetitions; llguidance recurses into them
 
-_TOKEN = re.compile(
-    r"""(?P<newline>\n)
-    |(?P<skip>[ \t\r\f]+|(?://|\#)[^\n]*)
-    |(?P<data>%(?:json|regex|llguidance)\b[ \t\r\n]*(?=\{))
-    |(?P<directive>%[a-z]+)
-    |(?P<text>"(?:\\.|[^"\\\n])*"i?|/(?:\\.|[^/\\\n])+/[imslux]*)
-    |(?P<special><[^<>\s]*>)
-    |(?P<reference>@[a-zA-Z0-9_\-]+)
-    |(?P<name>!?[_?]?[a-z][a-z0-9_\-]*|_?[A-Z][A-Z0-9_\-]*)
-    |(?P<number>[0-9]+)
-    |(?P<mark>::|\.\.|->|.)""",
-    re.VERBOSE,
-)
 _SETTINGS = {
     "max_tokens": "gen(max_tokens=...)",
     "temperature": "gen(temperature=...)",
     "stop": "suffix=, or gen(stop=...)",
 }
-
-
-@dataclass(slots=True)
-class _Token:
-    kind: str
-    text: str
-    at: int
-
-
-@dataclass(slots=True)
-class _Definition:
-    name: str
-    at: int
-    body: list[_Token] = field(default_factory=list)
 
 
 def compiled_grammar(source: str) -> tuple[str, list[str]]:
@@ -77,7 +52,7 @@ def compiled_grammar(source: str) -> tuple[str, list[str]]:
     if message := refusal(compiled):
         analysis.refuse_as_llguidance_does(message)
     analysis.check_ends()
-    analysis.check_meeting()
+    analysis.check_terminals()
     if reason := emptiness(compiled):
         if "has_lowest_match" in reason:  # on which llguidance panics
             raise InvalidArgument(
@@ -97,8 +72,8 @@ class _Analysis:
         self.gbnf = gbnf  # of which this was made
         self.named = "grammar" if gbnf is None else gbnf.named
         self.warnings: list[str] = []
-        self.definitions: dict[str, _Definition] = {}
-        self.loose: list[_Token] = []  # of directives, as `%ignore WS`
+        self.definitions: dict[str, Definition] = {}
+        self.loose: list[Token] = []  # of directives, as `%ignore WS`
         self.text = lark
         self._read()
 
@@ -107,17 +82,17 @@ class _Analysis:
             self.gbnf.refuse(self.gbnf.rule_at(at)[1], message)
         raise InvalidArgument(f"{self.named}: {message}\n{place(self.lark, at)}")
 
-    def written(self, definition: _Definition) -> tuple[str, int]:
+    def written(self, definition: Definition) -> tuple[str, int]:
         """The name of a definition and its line, as the user wrote them."""
         if self.gbnf is None:
             return definition.name, self.lark.count("\n", 0, definition.at) + 1
         name, at = self.gbnf.rule_at(definition.at)
         return name, self.gbnf.source.count("\n", 0, at) + 1
 
-    def _tokens(self) -> list[_Token]:
+    def _tokens(self) -> list[Token]:
         tokens, replaced, at, last = [], [], 0, 0
         while at < len(self.lark):
-            found = _TOKEN.match(self.lark, at)
+            found = TOKEN.match(self.lark, at)
             if found is None:  # a character that only llguidance may know
                 at += 1
                 continue
@@ -130,7 +105,7 @@ class _Analysis:
                     last = end
                 at = end
             if kind != "skip":
-                tokens.append(_Token(kind, found.group(), begin))
+                tokens.append(Token(kind, found.group(), begin))
         self.text = "".join(replaced) + self.lark[last:]
         return tokens
 
@@ -157,7 +132,7 @@ class _Analysis:
     def _read(self) -> None:
         tokens = self._tokens()
         parts = 0
-        current: list[_Token] = self.loose
+        current: list[Token] = self.loose
         index, fresh = 0, True
         while index < len(tokens):
             token = tokens[index]
@@ -168,7 +143,7 @@ class _Analysis:
             if token.kind == "newline":
                 fresh = True
             elif fresh and token.kind == "name" and (end := self._head(tokens, index)):
-                definition = _Definition(token.text.lstrip("!?"), token.at)
+                definition = Definition(token.text.lstrip("!?"), token.at)
                 self.definitions.setdefault(definition.name, definition)
                 current, index, fresh, parts = definition.body, end, False, parts + 1
                 continue
@@ -178,6 +153,18 @@ class _Analysis:
                 fresh = False
                 current.append(token)
             index += 1
+        references = [
+            token
+            for definition in self.definitions.values()
+            for token in definition.body
+            if token.text in self.definitions
+        ]
+        if len(references) > MOST_REFERENCES:
+            self.refuse(
+                references[MOST_REFERENCES].at,
+                f"the grammar refers to rules {len(references):,} times; at most "
+                f"{MOST_REFERENCES:,} are taken: write repeats as rule{{n}}",
+            )
         if parts > MOST_PARTS:
             raise InvalidArgument(
                 f"{self.named}: has {parts:,} rules, groups and repetitions; at most "
@@ -186,7 +173,7 @@ class _Analysis:
         self._check_alternatives()
         self._warn_of_unused()
 
-    def _head(self, tokens: list[_Token], index: int) -> int:
+    def _head(self, tokens: list[Token], index: int) -> int:
         """Where the body of the definition begins that stands at `index`; 0 if there is none."""
         depth = 0
         for at in range(index + 1, min(len(tokens), index + 60)):
@@ -202,7 +189,7 @@ class _Analysis:
                 return at + 1
         return 0
 
-    def _check_settings(self, head: list[_Token]) -> None:
+    def _check_settings(self, head: list[Token]) -> None:
         for token in head:
             if token.kind == "name" and token.text in _SETTINGS:
                 self.refuse(
@@ -210,7 +197,7 @@ class _Analysis:
                     f"{token.text!r} is not supported in a grammar: use {_SETTINGS[token.text]}",
                 )
 
-    def _check(self, token: _Token) -> None:
+    def _check(self, token: Token) -> None:
         if token.kind == "special":
             self.refuse(
                 token.at,
@@ -229,7 +216,7 @@ class _Analysis:
         if fault is not None:
             self.refuse(token.at + fault[0], fault[1])
 
-    def _check_count(self, before: str, token: _Token) -> None:
+    def _check_count(self, before: str, token: Token) -> None:
         """A repeat that llguidance cannot count, or that no text is long enough for."""
         most = MOST_LEAST if before in ("{", "~") else _MOST_COUNT
         if (count := int(token.text[:20])) > most:
@@ -256,24 +243,38 @@ class _Analysis:
             return "write plain texts as a rule of their own, which 'root' uses"
         return 'write plain texts as a terminal, its name in capitals, as WORD: "a" | "b"'
 
-    def check_meeting(self) -> None:
-        """Refuse regular expressions of which too many must hold at once, through all terminals."""
-        heavy = gathered(
-            [name for name in self.definitions if name.isupper()],
-            lambda name: sum(token.text == "&" for token in self.definitions[name].body),
-            lambda name: [
-                token.text
-                for token in self.definitions[name].body
-                if token.text in self.definitions
-            ],
-            MOST_MEETING - 1,
-        )
-        if heavy is not None:
-            self.refuse(
-                self.definitions[heavy].at,
-                f"in {heavy!r} more than {MOST_MEETING} regular expressions must hold at once (&): "
-                "write one that says the same, or leave some out",
+    def check_terminals(self) -> None:
+        """Refuse regular expressions that cost too much, with all terminals that they are made of:
+        too many that must hold at once, or too many parts that may be left out."""
+        known = self.definitions
+        terminals = [name for name in known if name.isupper()]
+
+        def parts(name: str) -> list[str]:
+            return [token.text for token in known[name].body if token.text in known]
+
+        def meeting(name: str) -> int:
+            return sum(token.text == "&" for token in known[name].body)
+
+        def loose(name: str) -> int:
+            return sum(
+                loose_parts(token.text) if token.text[0] == "/" else token.text in ("?", "*")
+                for token in known[name].body
             )
+
+        for own, most, said in (
+            (
+                meeting,
+                MOST_MEETING - 1,
+                f"{MOST_MEETING} regular expressions must hold at once (&)",
+            ),
+            (loose, MOST_LOOSE, f"{MOST_LOOSE:,} parts may be left out (by *, ? or {{0,...}})"),
+        ):
+            if (heavy := gathered(terminals, own, parts, most)) is not None:
+                self.refuse(
+                    known[heavy].at,
+                    f"in {self.written(known[heavy])[0]!r} more than {said}: write one that says "
+                    "the same with fewer, or use rules",
+                )
 
     def _warn_of_unused(self) -> None:
         seen: set[str] = set()
@@ -302,7 +303,7 @@ class _Analysis:
         while waiting:  # a rule is looked at again when one that it uses proves to end
             name = waiting.pop()
             definition = self.definitions[name]
-            if name not in ending and _can_end(definition.body, ending, self.definitions):
+            if name not in ending and can_end(definition.body, ending, self.definitions):
                 ending.add(name)
                 waiting += users.get(name, ())
         endless = {name: None for name in self.definitions if name not in ending}
@@ -350,36 +351,3 @@ class _Analysis:
             reason = meaning(reasons[0].removeprefix("error: "))
             said = f"{said.split(' (in regex)')[0]:.200}: {reason}"
         self.refuse(begin + column - 1, meaning(said))
-
-
-def _can_end(body: list[_Token], ending: set[str], known: dict[str, _Definition]) -> bool:
-    """Whether one alternative of a body has only parts that can end. What is optional can; so can
-    all that this reading does not know."""
-    # One frame per open group: whether an alternative before was good, and the one being read is.
-    frames = [[False, True]]
-    good = True
-    index = 0
-    while index <= len(body):
-        text = body[index].text if index < len(body) else ""
-        kind = body[index].kind if index < len(body) else "end"
-        if kind == "mark" and text in "([":
-            frames.append([False, True])
-        elif kind == "mark" and text == "|":
-            frames[-1] = [frames[-1][0] or frames[-1][1], True]
-        elif (kind == "mark" and text in ")]") or kind == "end":
-            before, now = frames.pop()
-            if not frames:
-                return before or now
-            good = before or now or text == "]" or _optional(body, index + 1)
-            frames[-1][1] = frames[-1][1] and good
-        elif kind == "name" and text.lstrip("!?") in known:
-            good = text.lstrip("!?") in ending or _optional(body, index + 1)
-            frames[-1][1] = frames[-1][1] and good
-        index += 1
-    return True
-
-
-def _optional(body: list[_Token], index: int) -> bool:
-    """Whether what stands at `index` allows what stands before it to be left out."""
-    texts = [token.text for token in body[index : index + 2]]
-    return texts[:1] in (["?"], ["*"]) or texts in (["{", "0"], ["{", ","], ["~", "0"])

@@ -164,7 +164,7 @@ def examples(compiled: str, n: int, seed: int) -> list[str]:
     return list(found)
 
 
-_ALL_LONG = f"every text has more than {_EXAMPLE_BYTES:,} bytes, of which examples have at most"
+_ALL_LONG = f"every text has more than {_EXAMPLE_BYTES:,} bytes, the most of an example"
 _LONG = (
     f"no random walk came to an end within {_EXAMPLE_BYTES:,} bytes: texts may have to be longer, "
     "or few of many ways lead to an end"

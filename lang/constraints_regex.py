@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import NoReturn
 
-from stemma.lang.constraints_limits import MOST_LEAST, meaning
+from stemma.lang.constraints_limits import MOST_CLASSES, MOST_LEAST, MOST_LOOSE, meaning
 from stemma.lang.constraints_matcher import emptiness, refusal
 from stemma.lang.errors import InvalidArgument
 
@@ -27,6 +27,8 @@ _ASSERTIONS = {
     "WordAsciiNegate": r"\B",
 }
 _QUANTIFIER = re.compile(r"[*+?]|\{\d+(?:,\d*)?\}")
+_LOOSE = re.compile(r"[*?]|\{0+[,}]")
+_CLASS = re.compile(r"\\[pPwWdDsS]|\[")
 _PART = re.compile(
     r"\\(?:[xuUpPb]\{[^}]*\}|x\w\w|u\w{4}|U\w{8}|.)|\(\?[a-zA-Z-]*\)"
     rf"|\((?:\?(?:[a-zA-Z-]*:|P?<\w*>))?|{_QUANTIFIER.pattern}|.",
@@ -64,6 +66,16 @@ def too_long(pattern: str) -> tuple[int, str] | None:
     sums = [[_NONE, 0]]  # of each open group: its shortest alternative, and that being read
     last = 0  # how many characters what was read last has at least
     before = ""
+    if (loose := loose_parts(pattern)) > MOST_LOOSE:
+        return len(pattern), (
+            f"{loose:,} parts may be left out (by *, ? or {{0,...}}); at most {MOST_LOOSE:,} are "
+            "taken: write less at once, or use a grammar of rules"
+        )
+    if (classes := sum(bool(_CLASS.match(text)) for _, text in _parts(pattern))) > MOST_CLASSES:
+        return len(pattern), (
+            f"{classes:,} classes of characters; at most {MOST_CLASSES:,} are taken: write less at "
+            "once, or use repeats"
+        )
     for at, text in _parts(pattern):
         if lazy := text == "?" and bool(_QUANTIFIER.fullmatch(before)):
             pass
@@ -91,6 +103,16 @@ def too_long(pattern: str) -> tuple[int, str] | None:
             sums[-1][1] += last
         before = "" if lazy else text
     return None
+
+
+def loose_parts(pattern: str) -> int:
+    """How many parts of a pattern may be left out. What such ones cost grows with their square."""
+    loose = 0
+    before = ""
+    for _, text in _parts(pattern):
+        loose += bool(_LOOSE.match(text)) and not _QUANTIFIER.fullmatch(before)
+        before = text
+    return loose
 
 
 def literal(text: str) -> str:
