@@ -248,14 +248,22 @@ def check_folder(report: Report, folder: Path, device: torch.device, dtype: torc
     built, held = kernels("auto", device, dtype), kv_dtype("int8" if config.quantized_as else None)
     heads = (config.num_heads, config.num_kv_heads, config.head_dim)
     native = built is not None and works(built, *heads, dtype=held)
-    shape = {
-        "layers": config.num_layers,
-        "kv_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-    }
-    per_token = KVPool.bytes_per_token(**shape, dtype=held if native else dtype)
+    per_token = KVPool.bytes_per_token(
+        layers=config.num_layers,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=held if native else dtype,
+    )
     tokens = default_kv_tokens(per_token, device, config.max_positions)
-    small = KVPool(**{**shape, "layers": 1}, capacity=1, page_size=1, dtype=dtype, device=device)
+    small = KVPool(
+        layers=1,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        capacity=1,
+        page_size=1,
+        dtype=dtype,
+        device=device,
+    )
     attention = TorchAttention(small, num_heads=config.num_heads, scale=1.0)
     try:
         if text.chat_template is None:

@@ -9,11 +9,11 @@ namespace stemma {
 namespace {
 
 constexpr int kFew = 64;    // rows up to which this is faster than a general product
-constexpr int kChunk = 32;  // outputs whose weights stay in a near cache for all rows
+constexpr int kChunk = 40;  // outputs whose weights stay in a near cache for all rows
 
 // A tile is what is summed at once: as many sums as there are registers for.
 #ifdef __AVX512F__
-constexpr int kRows = 6, kOutputs = 4;
+constexpr int kRows = 5, kOutputs = 5;
 #else
 constexpr int kRows = 2, kOutputs = 2;
 #endif
@@ -26,7 +26,10 @@ __attribute__((noinline)) void multiply(const float* rows, const float* weights,
   for (int i = 0; i < width; i += kLanes) {
     Vec w[O];
 #pragma GCC unroll 8
-    for (int o = 0; o < O; ++o) w[o] = load(weights + int64_t{o} * width + i);
+    for (int o = 0; o < O; ++o) {
+      w[o] = load(weights + int64_t{o} * width + i);
+      __builtin_prefetch(weights + int64_t{o + O} * width + i);  // of the tile after this one
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const Vec x = load(rows + int64_t{r} * width + i);
