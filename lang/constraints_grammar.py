@@ -29,6 +29,7 @@ from stemma.lang.constraints_schema import compiled_prepared, options, prepared_
 from stemma.lang.errors import InvalidArgument
 
 _MOST_COUNT = 2**31 - 1  # of a repeat
+MOST_LEADING = 1_000_000  # alternatives, times those that begin with a rule: each may end each
 MOST_REFERENCES = 20_000  # of rules to rules; those that may be empty cost squared time
 MOST_PARTS = 2_000  # rules, groups and repetitions; llguidance recurses into them
 
@@ -229,7 +230,22 @@ class _Analysis:
             for name, definition in self.definitions.items()
             if name.islower()
         }
-        if (total := sum(counts.values())) > MOST_ALTERNATIVES:
+        total = sum(counts.values())
+        leading = sum(
+            token.text in counts and before in (":", "|")
+            for name in counts
+            for before, token in zip(
+                [":", *(each.text for each in self.definitions[name].body)],
+                self.definitions[name].body,
+                strict=False,
+            )
+        )
+        if total * leading > MOST_LEADING:
+            raise InvalidArgument(
+                f"{self.named}: {leading:,} of {total:,} alternatives begin with a rule, and at "
+                f"most {MOST_LEADING // total:,} of so many can: begin them with a text"
+            )
+        if total > MOST_ALTERNATIVES:
             name = max(counts, key=counts.__getitem__)
             called, _ = self.written(self.definitions[name])
             self.refuse(

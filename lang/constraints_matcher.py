@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 MOST_SECONDS = 5.0  # of one walk over a text; a grammar that needs more is not usable either
 _CHUNK = 16  # bytes between two looks at the clock
+_SLOW = 0.1  # seconds that so many take; then it is looked at after each
 _END = 256  # the token that ends a text
 _EXAMPLE_BYTES = 2_000
 _MOST_MISSES = 60
@@ -103,19 +104,23 @@ def emptiness(compiled: str) -> str:
 
 def consume(walk: LLMatcher, data: bytes) -> int:
     """How many bytes of `data` the walk could take. Raises ConstraintError when a limit is hit."""
-    begun = time.monotonic()
-    for at in range(0, len(data), _CHUNK):
-        part = data[at : at + _CHUNK]
+    begun = now = time.monotonic()
+    at, size = 0, _CHUNK
+    while at < len(data):
+        part = data[at : at + size]
         taken = walk.try_consume_tokens(list(part))
         _check(walk)
+        at += taken
         if taken < len(part):
-            return at + taken
-        if time.monotonic() - begun > MOST_SECONDS:
+            break
+        before, now = now, time.monotonic()
+        size = _CHUNK if now - before < _SLOW else 1
+        if now - begun > MOST_SECONDS:
             raise ConstraintError(
-                f"the grammar is too ambiguous: {at + taken:,} bytes took more than "
+                f"the grammar is too ambiguous: {at:,} bytes took more than "
                 f"{MOST_SECONDS:g} s; prefer `item+` to `items: items items | item`"
             )
-    return len(data)
+    return at
 
 
 def ends(walk: LLMatcher, data: bytes, start: int) -> list[int]:

@@ -21,6 +21,7 @@ SMALLEST = 1e-60  # llguidance writes bounds digit by digit, in a regex that nes
 MOST_COUNT = 2**31  # llguidance's regexes count in 32 bits
 MOST_LEVELS = 100  # of a constant; llguidance reads JSON that is 128 deep
 MOST_MULTIPLE = 5_000  # each digit of a number leads to one of so many states: half a second
+_MOST_STATES = 200_000  # of all multiples of a document
 _WORD = 2**32
 
 COUNTS = ("minItems", "maxItems", "minProperties", "maxProperties", "minLength", "maxLength")
@@ -111,6 +112,17 @@ def _fault_of_multiple(value: float) -> str:
     if scaled != _decimal(value)[0]:
         return f"{value} cannot be held as a decimal: take a bound, or another unit"
     return ""
+
+
+def fault_of_states(multiples: list[float]) -> str:
+    """What is wrong with all multiples of a document; empty where nothing is."""
+    states = sum(_decimal(value)[0] for value in multiples)
+    if states <= _MOST_STATES:
+        return ""
+    return (
+        f"the digits of all 'multipleOf' come to {states:,}; at most {_MOST_STATES:,} are taken: "
+        "leave some out"
+    )
 
 
 def fault_of_multiples(multiples: list[float]) -> str:

@@ -24,6 +24,7 @@ from stemma.lang.constraints_numbers import (
     fault_of_count,
     fault_of_multiples,
     fault_of_number,
+    fault_of_states,
     move_open_bounds,
 )
 from stemma.lang.constraints_references import (
@@ -52,6 +53,7 @@ WHITESPACE: dict[str, dict[str, Any]] = {
 MOST_CHARACTERS = 1024 * 1024  # of a schema, with its formats written out
 MOST_PROPERTIES = 1_000  # of one object
 MOST_OPTIONAL = 400
+MOST_PATTERNS = 100  # of names of one object; each is compared with each
 MOST_NESTED = 100  # schemas within schemas as written
 MOST_LEVELS = 1_000  # the same with references followed; llguidance recurses into both
 
@@ -162,6 +164,8 @@ def prepared_schema(schema: object, named: str) -> tuple[object, list[str]]:
     """A schema in the words of llguidance, and what to warn of."""
     preparation = _Preparation(named, schema)
     prepared = preparation.schema(schema, "#", 0)
+    if fault := fault_of_states([value for value, _ in preparation.multiples]):
+        preparation.refuse(preparation.multiples[-1][1], fault)
     if preparation.multiples_meet:
         values = [value for value, _ in preparation.multiples]
         if fault := fault_of_multiples(values):
@@ -285,6 +289,8 @@ class _Preparation:
     def _map(self, key: str, value: object, here: str, level: int) -> dict[str, Any]:
         if not isinstance(value, Mapping):
             self.refuse(here, f"{key!r} is an object of schemas, not {value!r:.60}")
+        if key == "patternProperties" and len(value) > MOST_PATTERNS:
+            self.refuse(here, f"{len(value):,} patterns; at most {MOST_PATTERNS} can be told apart")
         out = {}
         for name, one in value.items():
             if not isinstance(name, str):
