@@ -15,8 +15,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from stemma.lang.constraints_limits import meaning
-from stemma.lang.constraints_limits import parser_limits as parser_limits
+from stemma.lang.constraints_limits import meaning, parser_limits
 from stemma.lang.constraints_stack import on_deep_stack
 from stemma.lang.errors import ConstraintError
 

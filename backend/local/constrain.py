@@ -22,7 +22,8 @@ import numpy.typing as npt
 
 from stemma.backend.local.tokenizer import Piece, Tokenizer
 from stemma.lang.constraints import Constraint
-from stemma.lang.constraints_matcher import behind, closing, matcher, parser_limits
+from stemma.lang.constraints_limits import meaning, parser_limits
+from stemma.lang.constraints_matcher import behind, closing, matcher
 from stemma.lang.constraints_stack import STACK_BYTES
 from stemma.lang.errors import ConstraintError
 from stemma.lang.own_thread import start_thread
@@ -386,5 +387,4 @@ def allowed_among(mask: Bits, ids: Sequence[int] | Ids) -> Ids:
 
 
 def _too_complex(walk: LLMatcher) -> str:
-    lines = walk.get_error().strip().splitlines()
-    return f"too complex for the model's vocabulary: {lines[0] if lines else 'no reason given'}"
+    return f"too complex for the model's vocabulary: {meaning(walk.get_error())}"
