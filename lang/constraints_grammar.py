@@ -29,7 +29,7 @@ from stemma.lang.constraints_schema import compiled_prepared, options, prepared_
 from stemma.lang.errors import InvalidArgument
 
 _MOST_COUNT = 2**31 - 1  # of a repeat
-MOST_LEADING = 1_000_000  # alternatives, times those that begin with a rule: each may end each
+MOST_PAIRS = 1_000_000  # of an alternative that may end and one that goes on behind its rule
 MOST_REFERENCES = 20_000  # of rules to rules; those that may be empty cost squared time
 MOST_PARTS = 2_000  # rules, groups and repetitions; llguidance recurses into them
 
@@ -230,21 +230,24 @@ class _Analysis:
             for name, definition in self.definitions.items()
             if name.islower()
         }
+        begun = dict.fromkeys(counts, 0)  # how many alternatives begin with each rule
+        for name in counts:
+            before = "|"
+            for token in self.definitions[name].body:
+                if before == "|" and token.text in begun:
+                    begun[token.text] += 1
+                before = token.text
+        pairs = {name: counts[name] * begun[name] for name in counts}
+        if sum(pairs.values()) > MOST_PAIRS:
+            name = max(pairs, key=pairs.__getitem__)
+            called, _ = self.written(self.definitions[name])
+            self.refuse(
+                self.definitions[name].at,
+                f"{called!r} has {counts[name]:,} alternatives and "
+                f"begins {begun[name]:,}, which makes {pairs[name]:,} pairs; at most "
+                f"{MOST_PAIRS:,} are taken: begin alternatives with a text",
+            )
         total = sum(counts.values())
-        leading = sum(
-            token.text in counts and before in (":", "|")
-            for name in counts
-            for before, token in zip(
-                [":", *(each.text for each in self.definitions[name].body)],
-                self.definitions[name].body,
-                strict=False,
-            )
-        )
-        if total * leading > MOST_LEADING:
-            raise InvalidArgument(
-                f"{self.named}: {leading:,} of {total:,} alternatives begin with a rule, and at "
-                f"most {MOST_LEADING // total:,} of so many can: begin them with a text"
-            )
         if total > MOST_ALTERNATIVES:
             name = max(counts, key=counts.__getitem__)
             called, _ = self.written(self.definitions[name])
