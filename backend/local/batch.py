@@ -21,7 +21,7 @@ Rows = npt.NDArray[np.int64]
 Slots = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen, which takes three times as long to make
 class Entry:
     """One sequence of the step. Positions computed..end-1 are its rows.
 

@@ -39,32 +39,34 @@ IntArray = npt.NDArray[np.int32]
 
 
 class Ints:
-    """An int32 array that grows at the end; `view()` is its live part, not a copy."""
+    """An int32 array that grows at the end; `view()` is its live part, not a copy, and `size` the
+    length of that, which is read for every token.
+    """
 
-    __slots__ = ("_data", "_size")
+    __slots__ = ("_data", "size")
 
     def __init__(self, values: npt.ArrayLike = ()) -> None:
         self._data: IntArray = np.array(values, dtype=np.int32)
-        self._size = len(self._data)
+        self.size = len(self._data)
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def view(self, stop: int | None = None) -> IntArray:
-        return self._data[: self._size if stop is None else stop]
+        return self._data[: self.size if stop is None else stop]
 
     def extend(self, values: npt.ArrayLike) -> None:
         new = np.asarray(values, dtype=np.int32)
-        size = self._size + len(new)
+        size = self.size + len(new)
         if size > len(self._data):
             grown = np.empty(max(size, 2 * len(self._data), 16), dtype=np.int32)
-            grown[: self._size] = self.view()
+            grown[: self.size] = self.view()
             self._data = grown
-        self._data[self._size : size] = new
-        self._size = size
+        self._data[self.size : size] = new
+        self.size = size
 
     def truncate(self, size: int) -> None:
-        self._size = min(size, self._size)
+        self.size = min(size, self.size)
 
 
 def check_namespace(namespace: object) -> None:
@@ -214,7 +216,7 @@ class Request:
         """Where the tokens that must be computed end. The last token of a scored choice predicts
         nothing, and those of a draft are not known.
         """
-        return len(self.tokens) - self.drafted - (1 if self.scored else 0)
+        return self.tokens.size - self.drafted - (1 if self.scored else 0)
 
     @property
     def key(self) -> RadixKey:

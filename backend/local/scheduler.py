@@ -46,7 +46,7 @@ class Step:
         request.scheduled_end = end
         tokens, table = request.tokens.view(end), request.table.view(end)
         self.requests.append(request)
-        self.entries.append(Entry(token_ids=tokens, table=table, computed=request.computed))
+        self.entries.append(Entry(tokens, table, request.computed))
 
     def fill(self, slots: Sequence[int]) -> int:
         """Take note of a request's slots; how many leading ones another request fills already."""
@@ -181,13 +181,15 @@ class Scheduler:
         self._look_at_pins()
         step = Step()
         retractions = self.retractions
-        decoding = sum(r.is_decoding for r in self.running)
+        running = [(request, request.is_decoding) for request in self.running]
+        decoding = sum(decodes for _, decodes in running)
         budget = self.max_step_tokens - decoding
         if self.speculation is not None:
             self.speculation.begin(decoding)
-        for request in list(self.running):  # by rank: victims are always later in the list
+        for request, decodes in running:  # by rank: victims are always later in the list
             if request.state is State.RUNNING:
-                budget -= self._continue(request, step, budget)
+                go_on = self._decode if decodes else self._continue
+                budget -= go_on(request, step, budget)
         if self.retractions == retractions:
             self._admit(step, budget)
         return step if step.requests else None
@@ -200,9 +202,7 @@ class Scheduler:
         self._ended_pins = pins.ended
 
     def _continue(self, request: Request, step: Step, budget: int) -> int:
-        """Give a running request its rows; returns how many of the prefill budget it takes."""
-        if request.is_decoding:
-            return self._decode(request, step, budget)
+        """The next rows of a prompt; returns how many of the prefill budget they take."""
         if self.memory.found(request) > request.computed:  # another one computed it, or does so now
             match = self.memory.match(request)
             self.memory.attach(request, match)
@@ -213,16 +213,16 @@ class Scheduler:
         """A row for the last token, which none of the budget pays for, and rows for a draft behind
         it where there is room: nothing goes for a guess.
         """
-        end = request.known_end
+        end, slots = request.known_end, request.table.size
         draft = NO_DRAFT
         if self.speculation is not None:
-            room = len(request.table) - end + self.memory.allocator.free_tokens
+            room = slots - end + self.memory.allocator.free_tokens
             limit = min(budget, request.remaining_output - 1, room)
             if limit > 0:
                 draft = self.speculation.draft(request, limit)
                 if request.guide is not None:
                     draft = draft[: request.guide.allowed_length(draft)]
-        if end + len(draft) > len(request.table):  # seldom, for slots are taken by the run
+        if end + len(draft) > slots:  # seldom, for slots are taken by the run
             spare = min(DECODE_RUN, request.remaining_output) - 1 - len(draft)
             if not self._grow(request, step, end + len(draft), spare=max(spare, 0)):
                 draft = NO_DRAFT

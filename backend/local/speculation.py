@@ -41,6 +41,7 @@ _SURE = 0.95  # no draft is trusted more
 _MEMORY = 0.95  # what each observation leaves of those before it, of costs and of one request
 _HELD_UP = 1.5  # a step that takes so much longer than expected was held up
 _LONG_MEMORY = 0.99  # the same of all requests together
+_WIDTH = 4  # bytes of a token
 NO_DRAFT: IntArray = np.empty(0, dtype=np.int32)
 
 
@@ -123,11 +124,12 @@ class Speculation:
         self._memory = memory
         self._cost = StepCost()
         self._trust = _first_impressions()
-        self._price = 1.0
+        self.begin(0)
 
     def begin(self, decoding: int) -> None:
         """A step with so many requests that decode."""
         self._price = _MARGIN * self._cost.price(decoding) if decoding else 1.0
+        self._first = {source: max(1, self._length(of.share)) for source, of in self._trust.items()}
 
     def observe(self, rows: int, seconds: float) -> None:
         """What a step took that only decoded."""
@@ -140,15 +142,15 @@ class Speculation:
             state = request.drafting = Drafting()
         if state.off:
             return NO_DRAFT
-        if len(request.tokens) >= state.ask_tree:
-            longest = min(limit, self._length(state, "tree"))
+        if request.tokens.size >= state.ask_tree:
+            longest = min(limit, self._longest(state, "tree"))
             if longest > 0:
                 state.source = "tree"
                 draft = self._memory.continuation(request, longest)
                 if len(draft):
                     return draft
-                state.ask_tree = len(request.tokens) + ASK_AGAIN
-        longest = min(limit, self._length(state, "text"))
+                state.ask_tree = request.tokens.size + ASK_AGAIN
+        longest = min(limit, self._longest(state, "text"))
         if longest > 0:
             state.source = "text"
             return repetition(request.tokens.view(), longest)
@@ -165,12 +167,15 @@ class Speculation:
         own.learn(right, tested, _MEMORY)
         everybody.learn(right, tested, _LONG_MEMORY)
 
-    def _length(self, state: Drafting, source: Source) -> int:
-        """How many tokens of a draft pay. One is tried of each source in any case."""
+    def _longest(self, state: Drafting, source: Source) -> int:
+        """How long a draft may be. One token is tried of each source in any case."""
         own = state.trust.get(source)
-        share = (own or self._trust[source]).share
+        return self._first[source] if own is None else self._length(own.share)
+
+    def _length(self, share: float) -> int:
+        """How many tokens of a draft pay of which such a share comes true."""
         if share <= self._price:
-            return 0 if own else 1
+            return 0
         if self._price <= 0:
             return LONGEST
         return min(LONGEST, int(math.log(self._price) / math.log(share)))
@@ -179,13 +184,10 @@ class Speculation:
 def repetition(tokens: IntArray, limit: int) -> IntArray:
     """What followed where the text last had its last three tokens before; at most `limit`."""
     recent = tokens[-RECENT:]
-    if len(recent) <= _GRAM:
-        return NO_DRAFT
-    width = recent.itemsize
     text = recent.tobytes()  # bytes are searched several times faster than numbers are compared
-    last, end = text[-_GRAM * width :], len(text) - width
+    last, end = text[-_GRAM * _WIDTH :], len(text) - _WIDTH
     while (place := text.rfind(last, 0, end)) >= 0:
-        token, inside = divmod(place, width)
+        token, inside = divmod(place, _WIDTH)
         if not inside:
             start = token + _GRAM
             return recent[start : start + limit].copy()
