@@ -3,6 +3,7 @@
     python benchmarks/suite                                   # all, about half an hour on two cores
     python benchmarks/suite --quick --only mmlu,judge         # a few minutes
     python benchmarks/suite --peers int8,transformers
+    python benchmarks/suite --rates --peers no-drafts,llama-cpp   # tokens per second, nothing else
 
 Peers that cannot live in this environment run under interpreters of their own:
 
@@ -30,6 +31,7 @@ from suite.contenders import Contender, Peer, Stemma
 from suite.floor import Floor
 from suite.measure import Measured, add_floors, measure, record, start_all
 from suite.peers.serve import Setup
+from suite.rates import measured_rates, rates_table
 from suite.report import latency_table, machine, parts_table, table, write_json, write_plot
 from suite.workloads import FULL, QUICK, WORKLOADS, Size
 
@@ -114,8 +116,10 @@ def run_suite(
             tell(f"{workload.name}: noting what the program asks")
             calls = record(workload, recording.backend, setup.seed)
             runs = measure(workload, started, calls, pairs=pairs, patience_s=patience_s, tell=tell)
-            add_floors(runs, ours, measured.floor)
             measured.runs.append(runs)
+        measured.floor = measured.floor.best_of(Floor.measured())
+        for runs in measured.runs:
+            add_floors(runs, ours, measured.floor)
         return measured
     finally:
         for contender in (recording, *chosen):
@@ -127,6 +131,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="smaller workloads, one turn each")
+    parser.add_argument("--rates", action="store_true", help="tokens per second of simple work")
     parser.add_argument("--only", type=listed, help=f"workloads, of {', '.join(WORKLOADS)}")
     parser.add_argument("--peers", type=listed, help="contenders, by key")
     parser.add_argument("--model", help="a folder; default: the default model")
@@ -175,6 +180,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     chosen = [one for one in contenders(args) if args.peers is None or one.key in args.peers]
     pairs = args.pairs or (1 if args.quick else 3)
+    if args.rates:
+        rates = measured_rates(chosen, setup, turns=pairs, tell=console.print)
+        console.print(rates_table(rates))
+        return
     measured = run_suite(
         chosen,
         args.only or list(WORKLOADS),

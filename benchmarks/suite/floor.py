@@ -35,6 +35,12 @@ class Floor:
         reads = 4 * memory.numel() / best_s(memory.sum)
         return cls(fp32, bf16, int8_rate(), reads)
 
+    def best_of(self, other: Floor) -> Floor:
+        """Of two measurements, one of which something else may have slowed down."""
+        int8 = max(self.int8 or 0.0, other.int8 or 0.0) or None
+        most = max(self.fp32, other.fp32), max(self.bf16, other.bf16)
+        return Floor(*most, int8, max(self.reads, other.reads))
+
     def seconds(self, outcome: Outcome, config: DecoderConfig, *, int8: bool) -> float | None:
         """The least that an engine needs for the rows and steps that it took: all products, or
         reading the weights in every step. The head is needed for the rows only that are drawn from.
