@@ -146,6 +146,8 @@ class Executor(Cursor):
                 case Gen():
                     flight.finish_relays(results[0].text)
                     landing = land_generation(flight, operation, results)
+                    for value in landing.values:
+                        value.annotate(operation, self.label)
                     self._arrive(landing, completed=not isinstance(operation, Call))
                 case Select():
                     self._choose(flight, operation, results[0])

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 from stemma.backend.base import Backend, ChoiceScore, Completion, ScoredChoices, Usage
 from stemma.interpreter.flight import Flight
 from stemma.interpreter.meta import Meta, ScoreMeta, SelectMeta
+from stemma.interpreter.tasks import annotate
 from stemma.interpreter.transcript import Kind, Piece
 from stemma.interpreter.variable import Variable
 from stemma.lang.choices import decide
 from stemma.lang.errors import ConstraintError, StemmaError, Truncated
-from stemma.lang.ops import Gen, Score, Select
+from stemma.lang.ops import Gen, Operation, Score, Select
 from stemma.lang.pieces_captures import Captured
 from stemma.lang.reasoning import Part
 from stemma.lang.sampling import SamplingParams
@@ -28,7 +29,8 @@ _Typed = tuple[Any, StemmaError | None]  # a value, or why there is none
 class Value(NamedTuple):
     """What a variable becomes. The variable of an operation that nobody can read is None.
 
-    unreadable: why there is only a text, and no value of the type that was asked for.
+    unreadable: why there is only a text, and no value of the type that was asked for. sample: of
+    several the one that this is about, counted from 1.
     """
 
     name: str | None
@@ -37,6 +39,15 @@ class Value(NamedTuple):
     raw: Any
     meta: Any
     unreadable: StemmaError | None = None
+    sample: int | None = None
+
+    def annotate(self, operation: Operation, label: str) -> None:
+        """Say why it is unreadable of which variable of which operation on which branch."""
+        if self.unreadable is not None:
+            detail = ""
+            if self.sample is not None:
+                detail = f"; sample {self.sample} of {len(self.raw)}, `values` has the others'"
+            annotate(self.unreadable, operation, label, variable=self.name, detail=detail)
 
     def resolve(self) -> None:
         if self.variable is not None:
@@ -265,7 +276,9 @@ def _value(
         value, error = typed[0]
         return Value(name, variable, value, texts[0], metas[0], error)
     values = [value for value, _ in typed]
-    found = next((error for _, error in typed if error is not None), None)
+    sample, found = next(
+        ((i, error) for i, (_, error) in enumerate(typed, 1) if error is not None), (None, None)
+    )
     if isinstance(found, Truncated | ConstraintError):
         found.values = tuple(values)
-    return Value(name, variable, values, list(texts), metas, found)
+    return Value(name, variable, values, list(texts), metas, found, sample)

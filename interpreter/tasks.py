@@ -53,11 +53,22 @@ class Tokens(Operation):
 MOST_NOTES = 10
 
 
-def annotate(error: BaseException, operation: Operation, label: str, partial: str) -> None:
+def annotate(
+    error: BaseException,
+    operation: Operation,
+    label: str,
+    partial: str = "",
+    *,
+    variable: str | None = None,
+    detail: str = "",
+) -> None:
     """Say on the original exception where it belongs: which operation of which branch, its line,
     and what it had written. The attributes tell of the first operation that it hits.
+
+    variable: the one that it would have written, where that is not the operation's own.
+    detail: what the note says besides.
     """
-    name = getattr(operation, "name", None)
+    name = variable or getattr(operation, "name", None)
     with suppress(AttributeError):  # an exception of somebody else's, with slots
         if getattr(error, "site", None) is None:
             _set(error, site=operation.site, branch=label, variable=name)
@@ -70,7 +81,7 @@ def annotate(error: BaseException, operation: Operation, label: str, partial: st
             partials[label] = partial
     if len(getattr(error, "__notes__", ())) < MOST_NOTES:
         what = type(operation).__name__.lower() + (f" of {name!r}" if name else "")
-        note = f"{what} on branch {label}, queued at {operation.site}"
+        note = f"{what} on branch {label}, queued at {operation.site}{detail}"
         with suppress(AttributeError):
             error.add_note(note + (f", after writing {partial!r}" if partial else ""))
 
