@@ -61,7 +61,8 @@ struct Plan {
            !std::memcmp(tables[a] + at, tables[b] + at, sizeof(int32_t) * (end - at));
   }
 
-  void add_runs(int first, int last) {
+  // Of rows [first, last), each with as many as go together.
+  void add_runs(int first, int last, std::vector<Run>& runs) const {
     int64_t end = 0, start = lengths[first];
     for (int row = first; row < last; ++row) {
       end = std::max(end, lengths[row]);
@@ -402,12 +403,12 @@ void attend_run(const Plan& plan, const Run& run, const Run* next, int tile, con
   while (at < count) go(std::integral_constant<int, 1>{});
 }
 
+// Rows [first, last) with one KV head, through their runs. Returns whether all is finite.
 template <typename Number, int D>
-void attend_tile(const Plan& plan, int64_t tile, const float* q, int64_t q_stride,
-                 const Number* keys, const Number* values, const Shape& shape, float* out,
-                 int64_t out_stride, Work& work) {
+bool attend_rows(const Plan& plan, int first, int last, const Run* run, const Run* end,
+                 const float* q, int64_t q_stride, const Number* keys, const Number* values,
+                 const Shape& shape, float* out, int64_t out_stride, Work& work) {
   using P = Product<Number, D>;
-  const int first = plan.tile_rows[tile], last = plan.tile_rows[tile + 1];
   const int width = shape.group * D;
   for (int row = first; row < last; ++row)
     P::set_query(q + row * q_stride, shape.scale, width,
@@ -416,14 +417,38 @@ void attend_tile(const Plan& plan, int64_t tile, const float* q, int64_t q_strid
   std::fill_n(work.out, count * D, 0.0f);
   std::fill_n(work.largest, count, kNone);
   std::fill_n(work.total, count, Vec{});
-  for (int64_t i = plan.tile_runs[tile]; i < plan.tile_runs[tile + 1]; ++i) {
-    const Run* next = i + 1 < plan.tile_runs[tile + 1] ? &plan.runs[i + 1] : nullptr;
-    attend_run<Number, D>(plan, plan.runs[i], next, first, keys, values, shape, work);
-  }
+  for (; run < end; ++run)
+    attend_run<Number, D>(plan, *run, run + 1 < end ? run + 1 : nullptr, first, keys, values,
+                          shape, work);
+  Vec odd = {};
   for (int query = 0; query < count; ++query) {
     const int row = first + query / shape.group;
-    P::write(work.out + query * D, sum_of(work.total[query]), D,
-             out + row * out_stride + query % shape.group * D);
+    float* to = out + row * out_stride + query % shape.group * D;
+    P::write(work.out + query * D, sum_of(work.total[query]), D, to);
+    for (int i = 0; i < D; i += kLanes) odd += load(to + i) * 0.0f;
+  }
+  return sum_of(odd) == 0;
+}
+
+// Rows that go together multiply what one of them does not see by 0, which is NaN where that is not
+// finite. So where anything is not, each row goes alone.
+template <typename Number, int D>
+void attend_tile(const Plan& plan, int64_t tile, const float* q, int64_t q_stride,
+                 const Number* keys, const Number* values, const Shape& shape, float* out,
+                 int64_t out_stride, Work& work) {
+  const int first = plan.tile_rows[tile], last = plan.tile_rows[tile + 1];
+  const Run* runs = plan.runs.data();
+  if (attend_rows<Number, D>(plan, first, last, runs + plan.tile_runs[tile],
+                             runs + plan.tile_runs[tile + 1], q, q_stride, keys, values, shape,
+                             out, out_stride, work) ||
+      last - first == 1)
+    return;
+  std::vector<Run> own;
+  for (int row = first; row < last; ++row) {
+    own.clear();
+    plan.add_runs(row, row + 1, own);
+    attend_rows<Number, D>(plan, row, row + 1, own.data(), own.data() + own.size(), q, q_stride,
+                           keys, values, shape, out, out_stride, work);
   }
 }
 
@@ -513,12 +538,13 @@ extern "C" Plan* stemma_attention_plan(const int64_t* tables, const int64_t* len
     plan->tables.push_back(reinterpret_cast<const int32_t*>(tables[row]));
     plan->starts.push_back(window ? std::max<int64_t>(0, lengths[row] - window) : 0);
   }
-  const int64_t most = std::min<int64_t>(stemma::kTile, stemma::kMaxQueries / group);
+  const int64_t most = std::clamp<int64_t>(stemma::kMaxQueries / group, 1, stemma::kTile);
   const int64_t tile = std::clamp<int64_t>((rows + threads - 1) / threads, 1, most);
   for (int64_t row = 0; row < rows; row += tile) {
     plan->tile_rows.push_back(static_cast<int32_t>(row));
     plan->tile_runs.push_back(static_cast<int64_t>(plan->runs.size()));
-    plan->add_runs(static_cast<int>(row), static_cast<int>(std::min(row + tile, rows)));
+    plan->add_runs(static_cast<int>(row), static_cast<int>(std::min(row + tile, rows)),
+                   plan->runs);
   }
   plan->tile_rows.push_back(static_cast<int32_t>(rows));
   plan->tile_runs.push_back(static_cast<int64_t>(plan->runs.size()));
@@ -528,9 +554,10 @@ extern "C" Plan* stemma_attention_plan(const int64_t* tables, const int64_t* len
 extern "C" void stemma_attention_free(Plan* plan) { delete plan; }
 
 // Write the step's k and v to the pool, then attend. q: [rows, heads, dim], k, v: [rows, kv_heads,
-// dim], each row dense and `stride` floats from the next. k_pool, v_pool: [slots, kv_heads, dim],
-// of floats, or of bfloat16 where `halves` is 1; strides in these numbers, each head's dense. out: [rows, heads * dim], dense. Returns 0, or 1
-// for a shape that it has no room for.
+// dim], each row dense and `stride` floats from the next. k_pool, v_pool: `dim` numbers of each head
+// in each slot, side by side; slot_stride and head_stride: how many numbers it is to the next.
+// halves: whether these are bfloat16 and not floats. out: [rows, heads * dim], dense. Returns 0, or
+// 1 for a shape that it has no room for.
 extern "C" int stemma_attention(const Plan* plan, const float* q, const float* k, const float* v,
                                 int64_t q_stride, int64_t k_stride, int64_t v_stride, void* k_pool,
                                 void* v_pool, int64_t slot_stride, int64_t head_stride,

@@ -182,6 +182,25 @@ def test_a_nan_stays_one_and_stays_where_it_is(library: ctypes.CDLL, kind: Kind)
 
 
 @every_kind
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("window", [None, 3])
+def test_what_a_row_does_not_see_never_reaches_it(
+    library: ctypes.CDLL, kind: Kind, value: float, window: int | None
+) -> None:
+    pool = make_pool(kind)
+    pool.v[0][44] = value
+    tables = [[*range(40, 44)], [*range(40, 46)], [*range(40, 50)]]
+    entries = [entry(table, 2) for table in tables]
+    batch = build_batch(entries)
+    executor = NativeAttention(library, pool, num_heads=6, scale=0.25, window=window)
+    out = executor.prepare(batch)(0, *new_rows(pool, 0, batch, 6))
+    for i, table in enumerate(tables):
+        for row, position in zip(batch.rows_of(i), range(2, len(table)), strict=True):
+            seen = table[: position + 1][-(window or len(table)) :]
+            assert bool(out[row].isfinite().all()) == (44 not in seen)
+
+
+@every_kind
 def test_a_step_without_rows(library: ctypes.CDLL, kind: Kind) -> None:
     pool, batch = make_pool(kind), build_batch([])
     attend = NativeAttention(library, pool, num_heads=6, scale=0.25).prepare(batch)
