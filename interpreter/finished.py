@@ -6,15 +6,17 @@ of the branches that it forked.
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from typing import Any
 
-from stemma.backend.base import Usage
+from stemma.backend.base import Backend, Usage
 from stemma.backend.plain_values import error_of, plain_error
 from stemma.interpreter.json_values import decode, encode
+from stemma.interpreter.landing import explained
 from stemma.interpreter.state import ProgramState
 from stemma.interpreter.transcript import Piece
 from stemma.interpreter.variable import Variable
-from stemma.lang.errors import Cancelled
+from stemma.lang.errors import Cancelled, Site
 
 _TEMPLATES = ("begin", "end", "control")
 
@@ -27,7 +29,9 @@ def record_of(state: ProgramState) -> dict[str, Any]:
     return {
         "value": encode(state.value, f"what {state.label} returned"),
         "variables": {
-            name: _of_variable(state._variable(name), f"the variable {name!r} of {state.label}")
+            name: _of_variable(
+                state._variable(name), f"the variable {name!r} of {state.label}", state._run.backend
+            )
             for name in state.variables()
         },
         "pieces": [_of_piece(piece) for piece in state._executor.transcript],
@@ -90,7 +94,7 @@ def _piece(record: dict[str, Any]) -> Piece:
     return Piece(**{**record, "usage": usage, "reads": reads})
 
 
-def _of_variable(variable: Variable, what: str) -> dict[str, Any]:
+def _of_variable(variable: Variable, what: str, backend: Backend) -> dict[str, Any]:
     if variable.error is not None:  # of a branch that the program has cancelled itself
         return {"error": f"{type(variable.error).__name__}: {variable.error}"}
     record: dict[str, Any] = {"value": encode(variable.value, what)}
@@ -99,7 +103,7 @@ def _of_variable(variable: Variable, what: str) -> dict[str, Any]:
             record["value"] if variable.raw is variable.value else encode(variable.raw, what)
         )
     if variable.unreadable is not None:
-        record["unreadable"] = encode(plain_error(variable.unreadable), what)
+        record["unreadable"] = encode(_of_error(explained(variable.unreadable, backend)), what)
     if variable.meta is not None:
         record["meta"] = encode(variable.meta, what)
     for name, usual in (("samples", 1), ("streamed", False), ("told", 0)):
@@ -121,6 +125,25 @@ def _variable(record: dict[str, Any]) -> Variable:
         decode(record["value"]),
         raw=decode(record.get("raw")),
         meta=decode(record.get("meta")),
-        unreadable=None if unreadable is None else error_of(decode(unreadable)),
+        unreadable=None if unreadable is None else _error(decode(unreadable)),
     )
     return variable
+
+
+_NOTES = "__notes__"
+
+
+def _of_error(error: BaseException) -> dict[str, Any]:
+    """With where it belongs."""
+    site = getattr(error, "site", None)
+    told = {name: getattr(error, name, None) for name in ("branch", "variable", _NOTES)}
+    return {**plain_error(error), **told, "site": None if site is None else astuple(site)}
+
+
+def _error(record: dict[str, Any]) -> BaseException:
+    site, notes = record.pop("site", None), record.pop(_NOTES, None)
+    error: Any = error_of(record)
+    error.site = None if site is None else Site(*site)
+    for note in notes or ():
+        error.add_note(note)
+    return error

@@ -3,6 +3,7 @@ is read."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,3 +87,40 @@ def test_a_call_that_was_cut_off_is_told_as_one() -> None:
         shop.run(backend=st.MockBackend(['price({"thing": "lamp"})']))
     assert caught.value.variable == "call"
     assert caught.value.__notes__[0].startswith("call of 'call' on branch shop, queued at ")
+
+
+class CountingBackend(st.MockBackend):
+    """A script that knows tokens: each letter is one."""
+
+    def count_tokens(self, text: str) -> int:
+        return len(text)
+
+
+def told_by(state: st.ProgramState, name: str) -> dict[str, Any]:
+    with pytest.raises(StemmaError) as caught:
+        state[name]
+    error: Any = caught.value
+    known = ("args", "partial", "values", "variable", "branch", "site", "__notes__")
+    return {
+        "type": type(error),
+        "needed": getattr(error, "needed", None),
+        **{key: getattr(error, key) for key in known},
+    }
+
+
+def test_a_state_of_a_checkpoint_tells_the_same_of_what_cannot_be_read(tmp_path: Path) -> None:
+    @st.function
+    def both(s: st.ProgramState) -> None:
+        s += st.gen("cut", n=2, **CUT) + st.gen("refused", dtype=Small)
+
+    replies = ["[1]", "[1, 2, 3]", '{"x": 10}']
+
+    def states() -> list[st.ProgramState]:
+        backend = CountingBackend(replies)
+        return both.run_batch([{}], backend=backend, checkpoint=tmp_path / "run.jsonl")
+
+    (first,), (again,) = states(), states()
+    for name in ("cut", "refused"):
+        assert told_by(again, name) == told_by(first, name)
+    assert told_by(again, "cut")["needed"] == 2
+    assert "2 more tokens would close it" in told_by(again, "cut")["args"][0]
