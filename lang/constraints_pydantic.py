@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema
 
+from stemma.lang.constraints_decimals import decimal_of
 from stemma.lang.constraints_formats import FORMATS, INTEGER, NUMBER, ZONE
 from stemma.lang.errors import InvalidArgument
 
@@ -175,42 +176,19 @@ class Narrow(GenerateJsonSchema):
         out = super().dict_schema(schema)
         values = [*out.pop("patternProperties", {}).values(), out.get("additionalProperties", True)]
         keys = self.generate_inner(schema["keys_schema"]) if "keys_schema" in schema else {}
-        if schema.get("keys_schema", {}).get("type") == "decimal":
-            keys = keys.get("anyOf", [keys])[-1]
         if keys and keys != {"type": "string"}:
             out |= {"propertyNames": keys, "additionalProperties": values[0]}
         return out
 
     def decimal_schema(self, schema: Any) -> Schema:
-        """A number, or, where no bound has to be kept, a string with one, which loses no digit."""
-        digits, places = schema.get("max_digits"), schema.get("decimal_places")
-        number: Schema = super().decimal_schema(schema)["anyOf"][0]
-        bounded = len(number) > 1
-        if not bounded:  # larger ones are strings: of a number only a float is read
-            number |= {"minimum": -(10**15), "maximum": 10**15}
-        whole, fraction = "[0-9]*", "+"
-        if digits is not None and places is None:
+        """A string with a number: of a number of JSON a float is read, which can lose digits."""
+        if schema.get("multiple_of") is not None:
+            return _refused("multiple_of= of a Decimal", "take decimal_places=")
+        if schema.get("max_digits") is not None and schema.get("decimal_places") is None:
             return _refused("max_digits= without decimal_places=", "say both")
-        if places is not None:
-            if "multipleOf" in number:
-                return _refused("decimal_places= beside multiple_of=", "take one of them")
-            number["multipleOf"] = 10.0**-places if places else 1
-            fraction = f"{{1,{places}}}"
-        if digits is not None and places is not None:
-            most = 10 ** max(digits - places, 0)
-            whole = f"[0-9]{{0,{digits - places - 1}}}" if digits > places else ""
-            for bound, user, end in (
-                ("minimum", ("ge", "gt"), -most),
-                ("maximum", ("le", "lt"), most),
-            ):
-                if all(schema.get(name) is None for name in user):
-                    number.pop(bound, None)
-                    number[f"exclusiveM{bound[1:]}"] = end
-        if bounded:
-            return number
-        before = f"(?:0|[1-9]{whole})" if whole else "0"
-        behind = "" if places == 0 else rf"(?:\.[0-9]{fraction})?"
-        return {"anyOf": [number, {"type": "string", "pattern": f"^-?{before}{behind}$"}]}
+        if any(not math.isfinite(schema[bound]) for bound in _BOUNDS if schema.get(bound)):
+            return _refused("an infinite bound of a Decimal", "leave it out")
+        return decimal_of(schema)
 
 
 def _with_zone(schema: Mapping[str, Any], format_: str) -> Schema:

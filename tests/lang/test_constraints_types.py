@@ -348,6 +348,7 @@ class Log(BaseModel):
         *(datetime.datetime | None, list[datetime.date], list[datetime.time], Log, complex),
         *(list[datetime.timedelta], list[pydantic.NaiveDatetime], list[pydantic.AwareDatetime]),
         *(list[Decimal], Annotated[Decimal, Field(ge=0, le=5)], PRICE, pydantic.condecimal(gt=1)),
+        Annotated[Decimal, Field(ge=0, max_digits=18, decimal_places=2)],
         *(list[pydantic.UUID4], list[pydantic.UUID7], list[pydantic.UUID1]),
         *(dict[int, int], dict[float, int], dict[bool, str], dict[Decimal, int], dict[Color, int]),
         *(dict[datetime.date, int], dict[datetime.datetime, int], dict[pydantic.UUID4, int]),
@@ -397,12 +398,47 @@ def test_the_keys_of_a_dict_are_of_its_type() -> None:
 
 def test_the_digits_of_a_decimal_are_kept() -> None:
     price = Constraint.of_type(PRICE)
-    assert price.parse("999.99") == Decimal("999.99")
-    assert not any(price.matches(text) for text in ("0", "1000", "0.001", '"5"'))
+    assert price.parse('"999.99"') == Decimal("999.99")
+    assert not any(price.matches(f'"{text}"') for text in ("0", "1000", "0.001"))
     free = Constraint.of_type(Annotated[Decimal, Field(max_digits=5, decimal_places=2)])
-    assert free.matches("-999.99")
     assert free.matches('"-999.99"')
-    assert not any(free.matches(text) for text in ("-1000", '"1000"', '"0.001"'))
+    assert not any(free.matches(f'"{text}"') for text in ("-1000", "1000", "0.001"))
+
+
+@pytest.mark.parametrize("text", ["0.12345678901234567890", "99999999999999.99", "1.10"])
+@pytest.mark.parametrize("dtype", [list[Decimal], list[Annotated[Decimal, Field(gt=0)]]], ids=str)
+def test_a_decimal_within_json_is_a_string_that_keeps_each_digit(dtype: Any, text: str) -> None:
+    constraint = Constraint.of_type(dtype)
+    assert str(constraint.parse(f'["{text}"]')[0]) == text
+    assert not constraint.matches(f"[{text}]")  # of which a float would be read
+
+
+finite = st.decimals(-2000, 2000, places=3).map(lambda number: number.normalize() + 0)  # no -0
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(["ge", "gt", "le", "lt"]), finite, finite, st.sampled_from(["", "0", "1"]))
+def test_a_bound_of_a_decimal_is_kept(
+    name: str, bound: Decimal, number: Decimal, more: str
+) -> None:
+    constraint = Constraint.of_type(Annotated[Decimal, Field(**{name: bound})])  # type: ignore[arg-type]
+    for one in (number, bound, -bound):
+        text = f"{one:f}" + more * ("." in f"{one:f}")
+        inside = getattr(Decimal(text), f"__{name}__")(bound)
+        assert constraint.matches(f'"{text}"') == inside
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        (Field(multiple_of=3), "multiple_of= of a Decimal is not supported: take decimal_places="),
+        (Field(lt=float("inf")), "an infinite bound of a Decimal is not supported: leave it out"),
+    ],
+    ids=["multiple", "infinite"],
+)
+def test_a_bound_that_no_pattern_keeps_is_refused(field: Any, said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        Constraint.of_type(Annotated[Decimal, field])
 
 
 @settings(max_examples=200, deadline=None)

@@ -145,6 +145,13 @@ def test_a_tool_is_made_once_and_keeps_no_function_alive() -> None:
     assert gone() is None
 
 
+def test_a_decimal_comes_with_each_of_its_digits() -> None:
+    def pay(amount: Decimal) -> None: ...
+
+    call = tools_constraint([pay]).parse('pay({"amount": "99999999999999.990"})')
+    assert str(call.arguments["amount"]) == "99999999999999.990"
+
+
 # What is refused
 
 
