@@ -49,6 +49,15 @@ def test_everything_about_a_model_is_told(load: bool, tiny_model: Any) -> None:
     assert text.endswith("Nothing is missing.\n")
 
 
+def test_kernels_that_are_switched_off_are_told_so(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEMMA_COMPILE", "off")
+    _, text = examine(tiny_model())
+    assert re.search(r"^kernels +of torch, .*STEMMA_COMPILE=off$", text, re.MULTILINE)
+    assert re.search(r"^attention +torch", text, re.MULTILINE)
+
+
 def test_what_the_model_would_get_is_what_it_gets(tiny_model: Any) -> None:
     pools = []
     for load in (False, True):

@@ -76,7 +76,8 @@ class LocalBackend(Backend):
     quantised before (GGUF), None never.
     compile: "auto" uses the C++ kernels where there is a compiler to build them (once, in seconds)
     and they are right; True must have them; False goes without. For float32 on a CPU.
-    kv_tokens: size of the KV pool; None takes a share of the memory that is free. page_size: tokens
+    kv_tokens: size of the KV pool; None takes a share of the memory that is free. `kv_dtype` tells
+    what it holds: bfloat16 with int8 and the kernels, else `dtype`. page_size: tokens
     per page, the
         unit of sharing. prefix_cache: False computes every request from its first token on.
     policy: who is admitted first, "lpm", "dfs-weight", "fcfs" or "priority", see

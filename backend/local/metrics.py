@@ -54,6 +54,7 @@ class Stats:
     """The engine between two steps. Counts are sums since it started, over all requests, whether
     they have ended or not; sizes are in tokens, as they are now.
 
+    finished: requests that have ended, those that failed or were cancelled included.
     prompt_tokens, cached_tokens: prompt tokens that are done with, and those of them that came from
     the cache, or that another request of the same step computed. The others were computed; each
     token is counted once, however often its request goes back to the queue.
@@ -66,7 +67,8 @@ class Stats:
     alignment_lost_tokens: prompt tokens that were cached when their request was admitted, and
     computed again because they did not fill a page there. 0 for pages of one token.
     step_seconds: the time of all steps. Of it, scheduling_seconds is everything about the queues
-    and the cache: matching, locking, taking slots, inserting, evicting, choosing who runs.
+    and the cache: matching, locking, taking slots, inserting, evicting, choosing who runs, and
+    looking for drafts.
     forward_seconds: laying out the batch, the model, and drawing tokens.
     pool_tokens == free_tokens + evictable_tokens + protected_tokens + private_tokens, where
     evictable is cached and unlocked, protected is cached and in use or pinned, private belongs to

@@ -31,7 +31,7 @@ def reload_weights(backend: LocalBackend, model: str | Path | None) -> None:
         now, new = (x or "not quantised" for x in (backend.quantization, loaded.quantization))
         raise ModelLoadError(
             f"{loaded.name} would run as {new}, and {backend.model_name}, whose place its weights "
-            f"should take, runs as {now}: make a new LocalBackend, or one with quantization= named"
+            f"should take, runs as {now}: make a new LocalBackend for them"
         )
 
     def swap() -> None:

@@ -216,10 +216,18 @@ def find_model(report: Report, model: str | None) -> Path | None:
 
 
 def _kernels(device: torch.device) -> str:
-    from stemma.backend.local.native.build import compiler, instructions, library, library_path
+    from stemma.backend.local.native.build import (
+        compiler,
+        instructions,
+        library,
+        library_path,
+        mode_from_environment,
+    )
 
     if device.type != "cpu":
         return "of torch"
+    if mode_from_environment() is False:
+        return "of torch, which is slower: STEMMA_COMPILE=off"
     built = library()
     chosen = compiler()
     if isinstance(built, str) or chosen is None:

@@ -43,7 +43,7 @@ def kernels(mode: CompileMode, device: torch.device, dtype: torch.dtype) -> ctyp
     if mode not in ("auto", True, False):
         raise InvalidArgument(f"compile={mode!r}: must be 'auto', True or False")
     if mode == "auto":
-        mode = _from_environment()
+        mode = mode_from_environment()
     if mode is False:
         return None
     if device.type != "cpu" or dtype != torch.float32:
@@ -58,7 +58,8 @@ def kernels(mode: CompileMode, device: torch.device, dtype: torch.dtype) -> ctyp
     return None
 
 
-def _from_environment() -> CompileMode:
+def mode_from_environment() -> CompileMode:
+    """What "auto" means here. Raises InvalidArgument for a setting that there is not."""
     modes: dict[str, CompileMode] = {"auto": "auto", "on": True, "off": False}
     chosen = os.environ.get("STEMMA_COMPILE") or "auto"
     if chosen not in modes:
