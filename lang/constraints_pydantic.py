@@ -7,13 +7,16 @@ can be written as a pattern is; what cannot is refused, by name and place.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
+from pydantic import ByteSize
 from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import SchemaValidator
 
 from stemma.lang.constraints_decimals import decimal_of
 from stemma.lang.constraints_formats import FORMATS, INTEGER, NUMBER, ZONE
@@ -22,11 +25,23 @@ from stemma.lang.errors import InvalidArgument
 Schema = dict[str, Any]
 
 _REFUSED = "x-refused"  # stands in a schema until its place is known
+_NO_KEY = "x-no-key"  # the same, of a value of an enum that a type does not read from a key
+_OF_FORMATS = {
+    "base64": "Base64Str",
+    "directory-path": "DirectoryPath",
+    "file-path": "FilePath",
+    "ipvanyaddress": "IPvAnyAddress",
+    "name-email": "NameEmail",
+    "password": "SecretStr",
+    "path": "Path",
+    "regex": "Pattern",
+}
 _MAPS = ("properties", "patternProperties", "$defs")
 _DATA = ("default", "examples", "const", "enum")
 _BOUNDS = ("ge", "gt", "le", "lt")
 _NO_LEAP_SECOND = {"date-time": "^.{17}[0-5]", "time": "^.{6}[0-5]"}  # Python has none
 _KEYS = {"integer": INTEGER, "number": NUMBER, "boolean": "true|false"}
+_STRIPPED = r"^(?:[^\s\x85](?:[\s\S]*[^\s\x85])?)?$"
 _PART = r"(?:0|[1-9][0-9]{0,15})(?:\.[0-9]{1,16})?"
 _COMPLEX = rf"^-?{_PART}(?:[+-]{_PART}j)?$"
 # Of an address: together less than the 2,083 characters that some types take.
@@ -45,6 +60,7 @@ def finished(schema: Schema, named: str) -> None:
 
     Raises InvalidArgument, with the place, for what the schema cannot say.
     """
+    no_keys: list[Schema] = []
     waiting: list[tuple[Any, str, bool]] = [(schema, "#", False)]
     while waiting:
         one, place, is_map = waiting.pop()
@@ -53,16 +69,22 @@ def finished(schema: Schema, named: str) -> None:
         elif isinstance(one, dict):
             if not is_map:
                 _finish(one, schema, f"{named}: at {place}")
+                no_keys += [one] if _NO_KEY in one else []
             waiting += [
                 (value, f"{place}/{_escaped(key)}", not is_map and key in _MAPS)
                 for key, value in one.items()
                 if is_map or key not in _DATA
             ]
+    for one in no_keys:
+        one.pop(_NO_KEY, None)
 
 
 def _finish(one: Schema, root: Schema, at: str) -> None:
     if _REFUSED in one:
         raise InvalidArgument(f"{at}: {one[_REFUSED]}")
+    if isinstance(form := one.get("format"), str) and form not in FORMATS:
+        what = _OF_FORMATS.get(form, f"a type with the format {form!r}")
+        raise InvalidArgument(f"{at}: {what} is not supported: take str, and convert it afterwards")
     if isinstance(one.get("properties"), dict) and one.get("type") == "object":
         one.setdefault("additionalProperties", False)
     if "propertyNames" in one:
@@ -81,6 +103,11 @@ def _pattern_of_keys(keys: Schema, root: Schema, at: str) -> str:
         return _pattern_of_keys(root["$defs"][keys["$ref"].rpartition("/")[2]], root, at)
     if "anyOf" in keys:
         return "|".join(_pattern_of_keys(each, root, at) for each in keys["anyOf"])
+    if _NO_KEY in keys:
+        raise InvalidArgument(
+            f"{at}: a key that is {keys[_NO_KEY]} cannot be read: in JSON keys are strings: take a "
+            "Literal or an Enum of strings"
+        )
     if isinstance(names := keys.get("enum", [keys.get("const")]), list) and names != [None]:
         return "|".join(re.escape(str(name)) for name in names)
     said = {key: value for key, value in keys.items() if key not in ("title", "description")}
@@ -93,7 +120,10 @@ def _pattern_of_keys(keys: Schema, root: Schema, at: str) -> str:
         return FORMATS[f"{form}-local"] + ZONE
     if kind == "string" and said.keys() <= {"minLength", "maxLength"}:
         return f".{{{said.get('minLength', 0)},{said.get('maxLength', '')}}}"
-    raise InvalidArgument(f"{at}: keys with bounds or of this type cannot be kept: {keys!r:.100}")
+    what = "of this type" if kind != "null" else "that are None"
+    if kind in (*_KEYS, "string"):
+        what = "with bounds"
+    raise InvalidArgument(f"{at}: keys {what} cannot be kept: take str, and check them afterwards")
 
 
 def _escaped(key: object) -> str:
@@ -130,6 +160,30 @@ class Narrow(GenerateJsonSchema):
         plain = {"type": "string", "format": "duration", "pattern": short}
         return _bounded(schema, "timedelta") or plain
 
+    def field_is_present(self, field: Any) -> bool:
+        """Not one that pydantic would throw away."""
+        return field.get("init", True) is not False and super().field_is_present(field)
+
+    def generate_inner(self, schema: Any) -> Schema:
+        """Also of types that are known by their validators alone."""
+        told = schema.get("function")
+        function = told.get("function") if isinstance(told, dict) else None
+        if getattr(function, "__name__", "") == "import_string":
+            return _refused("ImportString, which runs the code of a module,", "take a Literal")
+        if getattr(function, "__self__", None) is ByteSize:
+            return _refused("ByteSize", "take int, and say the unit in the field's name")
+        return super().generate_inner(schema)
+
+    def str_schema(self, schema: Any) -> Schema:
+        out = super().str_schema(schema)
+        stripped = schema.get("strip_whitespace", self._config.str_strip_whitespace)
+        if stripped and not out.keys().isdisjoint(("minLength", "pattern")):
+            out["allOf"] = [{"pattern": _STRIPPED}]  # what is stripped counts for neither
+        return out
+
+    def callable_schema(self, schema: Any) -> Schema:
+        return _refused("a Callable", "take a Literal of names")
+
     def enum_schema(self, schema: Any) -> Schema:
         kinds = str | int | float | None
         for member in schema["members"]:
@@ -139,7 +193,7 @@ class Narrow(GenerateJsonSchema):
                     f"{schema['cls'].__name__} with the member {value!r:.40}",
                     "its members' values must be strings, numbers, true, false or null",
                 )
-        return super().enum_schema(schema)
+        return _with_keys(super().enum_schema(schema), schema, schema["members"])
 
     def literal_schema(self, schema: Any) -> Schema:
         for value in schema["expected"]:
@@ -149,7 +203,7 @@ class Narrow(GenerateJsonSchema):
                     f"{value} in a Literal",
                     f"make {kind} a StrEnum or an IntEnum, or write the value, {value.value!r:.40}",
                 )
-        return super().literal_schema(schema)
+        return _with_keys(super().literal_schema(schema), schema, schema["expected"])
 
     def bytes_schema(self, schema: Any) -> Schema:
         return _refused("bytes", "take str, and encode it afterwards")
@@ -189,6 +243,19 @@ class Narrow(GenerateJsonSchema):
         if any(not math.isfinite(schema[bound]) for bound in _BOUNDS if schema.get(bound)):
             return _refused("an infinite bound of a Decimal", "leave it out")
         return decimal_of(schema)
+
+
+def _with_keys(out: Schema, schema: Any, values: list[Any]) -> Schema:
+    """Note a value of an enum or Literal that pydantic does not read from the key of a dict."""
+    reader = SchemaValidator({"type": "dict", "keys_schema": schema})
+    for value in values:
+        plain = value.value if isinstance(value, Enum) else value
+        try:
+            reader.validate_json(json.dumps({str(plain): None}))
+        except Exception:  # also of the enum's own `_missing_`
+            out[_NO_KEY] = repr(plain)[:40]
+            break
+    return out
 
 
 def _with_zone(schema: Mapping[str, Any], format_: str) -> Schema:

@@ -169,6 +169,8 @@ def described(dtype: object, named: str) -> tuple[dict[str, Any], Reader]:
 def _unknown(dtype: object, named: str, error: PydanticUserError) -> str:
     """Why pydantic has no schema of a type, or of what is none."""
     said = str(error).split("\n")[0]
+    if "typing.Never" in said or "typing.NoReturn" in said:
+        return f"{named}={name_of(dtype)}: Never has no values, so nothing matches"
     if error.code != "schema-for-unknown-type":
         return f"{named}={name_of(dtype)}: {said}"
     if not isinstance(dtype, type) and get_origin(dtype) is None:
@@ -206,7 +208,7 @@ def _known_to_pydantic(dtype: Any, within: tuple[object, ...] = ()) -> Any:
 
     if isinstance(dtype, types.UnionType):
         return functools.reduce(operator.or_, map(known, dtype.__args__))
-    if isinstance(dtype, types.GenericAlias):
+    if type(dtype) is types.GenericAlias:
         origin: Any = dtype.__origin__
         return origin[tuple(map(known, dtype.__args__))]
     if get_origin(dtype) is not None and hasattr(dtype, "copy_with"):  # of typing, as Optional[...]
@@ -229,4 +231,7 @@ def name_of(dtype: object) -> str:
         return dtype.__qualname__.split("<locals>.")[-1]
     if get_origin(dtype) is Annotated:  # what it is annotated with may be of any length
         return f"Annotated[{name_of(get_args(dtype)[0])}, ...]"
-    return repr(dtype).replace("typing.", "")
+    told = repr(dtype)
+    for inside in get_args(dtype):
+        told = told.replace(repr(inside), name_of(inside))
+    return told.replace("typing.", "")
