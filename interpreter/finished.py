@@ -140,10 +140,11 @@ def _of_error(error: BaseException) -> dict[str, Any]:
     return {**plain_error(error), **told, "site": None if site is None else astuple(site)}
 
 
-def _error(record: dict[str, Any]) -> BaseException:
+def _error(record: dict[str, Any]) -> Exception:
     site, notes = record.pop("site", None), record.pop(_NOTES, None)
-    error: Any = error_of(record)
-    error.site = None if site is None else Site(*site)
+    error = error_of(record)
+    if site is not None:
+        error.site = Site(*site)  # type: ignore[attr-defined]
     for note in notes or ():
         error.add_note(note)
     return error
