@@ -48,6 +48,9 @@ class Value(NamedTuple):
             if self.sample is not None:
                 detail = f"; sample {self.sample} of {len(self.raw)}, `values` has the others'"
             annotate(self.unreadable, operation, label, variable=self.name, detail=detail)
+            if not self.unreadable.partial:
+                text = self.raw if self.sample is None else self.raw[self.sample - 1]
+                self.unreadable.partial = text
 
     def resolve(self) -> None:
         if self.variable is not None:

@@ -23,6 +23,7 @@ from stemma.interpreter.events import (
     VariableFinished,
     VariableStarted,
 )
+from stemma.lang.errors import StemmaError
 
 REFRESHES_PER_SECOND = 10
 
@@ -79,6 +80,9 @@ class Board:
                     if (branch, variable) in self._growing:  # a choice is finished by Selected
                         row = self._finish(branch, variable)
                         _show_samples(row, value)
+                        if isinstance(value, StemmaError):  # the text was cut off, or refused
+                            told = f"  no value: {type(value).__name__}: {visible(str(value))}"
+                            row.text.append(told, "red")
                         return row
                 case Selected(branch=branch, variable=variable, choice=choice) as chosen:
                     row = self._row(branch, variable)

@@ -131,7 +131,8 @@ def test_a_row_is_a_run_and_results_are_in_the_order_of_the_rows(backend: MockBa
         assert row["variables"] == {"tip": f" tip {row['variables']['tip'].split()[1]} of {prompt}"}
         assert row["text"] == prompt + row["variables"]["tip"]
         assert row["error"] is None
-        assert list(row) == ["item", "value", "variables", "text", "seed", "error"]
+        keys = ["item", "value", "variables", "unreadable", "text", "seed", "error"]
+        assert list(row) == keys
     assert len({row["seed"] for row in found}) == 4
     assert result.stdout == ""
     assert "4 rows written to out.jsonl" in result.stderr

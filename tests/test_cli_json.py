@@ -15,7 +15,7 @@ from stemma.backend.mock import MockBackend
 from stemma.commands.outcome import as_json
 from tests.cli_for_tests import PROGRAM, run, run_stemma, scripted_backend, write
 
-KEYS = {"value", "variables", "text", "branches", "errors", "usage", "seed"}
+KEYS = {"value", "variables", "text", "branches", "errors", "unreadable", "usage", "seed"}
 
 
 @pytest.fixture(autouse=True)

@@ -46,7 +46,7 @@ def run_rows(target: str, data: str, settings: BatchSettings) -> None:
         rows = read_rows(data, program, keep=settings.keep, limit=settings.limit)
         checkpoint = _checkpoint(settings)
         try:
-            failures = _run(program, rows, settings, checkpoint, stdout)
+            failures, unreadable = _run(program, rows, settings, checkpoint, stdout)
         except KeyboardInterrupt:
             if checkpoint is not None:
                 kept = f"{checkpoint.path} keeps {len(checkpoint)} of {len(rows)} rows"
@@ -56,10 +56,14 @@ def run_rows(target: str, data: str, settings: BatchSettings) -> None:
         typer.echo(f"{len(rows)} rows written to {where}", err=True)
         if failures:
             _tell(failures, len(rows), data, path, checkpoint)
-            raise typer.Exit(1)
         # Of a file that was cut off by --limit the rest may follow.
-        if checkpoint is not None and (settings.limit is None or len(rows) < settings.limit):
+        elif checkpoint is not None and (settings.limit is None or len(rows) < settings.limit):
             checkpoint.path.unlink()
+        if unreadable:
+            what = f"{len(unreadable)} of {len(rows)} rows have variables that cannot be read"
+            typer.echo(f"{what}, as that of line {unreadable[0].line}: see `error` there", err=True)
+        if failures or unreadable:
+            raise typer.Exit(1)
 
 
 def _checkpoint(settings: BatchSettings) -> Checkpoint | None:
@@ -77,9 +81,11 @@ def _run(
     settings: BatchSettings,
     checkpoint: Checkpoint | None,
     stdout: int,
-) -> list[Failure]:
-    """Run all rows and write what they come to; those that failed."""
+) -> tuple[list[Failure], list[Row]]:
+    """Run all rows and write what they come to; those that failed, and those that ended well with
+    variables that cannot be read."""
     failures: list[Failure] = []
+    unreadable: list[Row] = []
     seed = settings.seed
     if seed is None and checkpoint is None:
         seed = secrets.randbits(63)
@@ -102,10 +108,13 @@ def _run(
             typer.echo(f"{len(checkpoint)} of them are in {checkpoint.path}", err=True)
         with closing(_in_order(results)) as ordered, _writer(settings.out, stdout) as write:
             for row, result in zip(rows, ordered, strict=True):
+                line = _line(row, result)
                 if isinstance(result, BaseException):
                     failures.append((row, result))
-                write(_line(row, result))
-    return failures
+                elif line["error"] is not None:
+                    unreadable.append(row)
+                write(line)
+    return failures, unreadable
 
 
 def _in_order(results: Iterator[tuple[int, Any]]) -> Generator[Any, None, None]:
@@ -125,15 +134,17 @@ def _record(state: ProgramState) -> dict[str, Any]:
         text: str | None = state.text()
     except StemmaError:  # the program has cancelled its own branch
         text = None
+    variables, unreadable, _ = read_variables(state)
     return {
         "value": as_json(state.value),
-        "variables": read_variables(state)[0],
+        "variables": variables,
+        "unreadable": unreadable,
         "text": text,
         "seed": state.seed,
     }
 
 
-_NOTHING: Mapping[str, Any] = {"value": None, "variables": {}, "text": None}
+_NOTHING: Mapping[str, Any] = {"value": None, "variables": {}, "unreadable": {}, "text": None}
 
 
 def _line(row: Row, result: Any) -> dict[str, Any]:
@@ -143,7 +154,9 @@ def _line(row: Row, result: Any) -> dict[str, Any]:
         error = f"{type(result).__name__}: {result}"
         return {"item": row.given, **_NOTHING, "seed": seed, "error": error}
     record = _record(result) if isinstance(result, ProgramState) else result
-    return {"item": row.given, **record, "error": None}
+    record = {**_NOTHING, **record}  # of a file of another version
+    told = [f"{name}: {each['error']}" for name, each in record["unreadable"].items()]
+    return {"item": row.given, **record, "error": "; ".join(told) or None}
 
 
 @contextmanager

@@ -10,18 +10,20 @@ from typing import Any
 from stemma.interpreter.events import Failed, Forked, TextAdded, VariableFinished
 from stemma.interpreter.state import ProgramState
 from stemma.interpreter.stream import Stream
-from stemma.lang.errors import StemmaError
+from stemma.lang.errors import ConstraintError, StemmaError, Truncated
 
 
 @dataclass(slots=True)
 class Written:
     """What was written on one branch, without what it had from its parent.
 
-    variables: those that came to be on it. error: what the branch has failed by.
+    variables: those that came to be on it. unreadable: why some of them have no value. error: what
+    the branch has failed by.
     """
 
     text: str = ""
     variables: dict[str, Any] = field(default_factory=dict)
+    unreadable: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
 
 
@@ -29,41 +31,59 @@ def outcome(stream: Stream) -> dict[str, Any]:
     """Wait for the end of a run; the object, whose keys are always the same.
 
     Waits for the events, and not in a read, so that Ctrl-C cancels the run. Raises what the run
-    raises. A variable that cannot be read is None, and `errors` tells why, by branch: of a branch
-    that the program has cancelled itself, or that failed with the program going on.
+    raises. A variable that cannot be read is None. Why is told by `unreadable`, by branch and
+    variable; or by `errors`, by branch, of one that the program has cancelled itself, or that
+    failed with the program going on.
     """
     written = follow(stream)
     state = stream.state
+    own = written[state.label]
+    own.variables, own.unreadable, error = read_variables(state)
+    if error is not None:
+        own.error = str(error)
     errors = {label: branch.error for label, branch in written.items() if branch.error is not None}
-    variables, unreadable = read_variables(state)
-    if unreadable is not None:
-        errors[state.label] = str(unreadable)
+    unreadable = {label: told for label, branch in written.items() if (told := branch.unreadable)}
     return {
         "value": as_json(state.value),
-        "variables": variables,
+        "variables": own.variables,
         "text": written.pop(state.label).text,
         "branches": {
             label: {"variables": as_json(branch.variables), "text": branch.text}
             for label, branch in written.items()
         },
         "errors": errors,
+        "unreadable": unreadable,
         "usage": asdict(state.usage),
         "seed": state.seed,
     }
 
 
-def read_variables(state: ProgramState) -> tuple[dict[str, Any], StemmaError | None]:
-    """Those of the program's own branch, in JSON's types; None for one that cannot be read, and why
-    the last of these cannot.
+def read_variables(
+    state: ProgramState,
+) -> tuple[dict[str, Any], dict[str, Any], StemmaError | None]:
+    """Those of the program's own branch, in JSON's types; None for one that cannot be read. Why
+    not, by name, of those whose text has no value; and the error of all others.
     """
     variables: dict[str, Any] = {}
-    unreadable: StemmaError | None = None
+    unreadable: dict[str, Any] = {}
+    failure: StemmaError | None = None
     for name in state.variables():
         try:
             variables[name] = as_json(state[name])
+        except (Truncated, ConstraintError) as error:
+            variables[name], unreadable[name] = None, _told(error)
         except StemmaError as error:
-            variables[name], unreadable = None, error
-    return variables, unreadable
+            variables[name], failure = None, error
+    return variables, unreadable, failure
+
+
+def _told(error: StemmaError) -> dict[str, Any]:
+    """Why a text has no value. values: of several samples those of the others."""
+    return {
+        "error": f"{type(error).__name__}: {error}",
+        "text": error.partial,
+        "values": as_json(getattr(error, "values", ())),
+    }
 
 
 def follow(stream: Stream) -> dict[str, Written]:
@@ -75,7 +95,13 @@ def follow(stream: Stream) -> dict[str, Written]:
                 written.update((label, Written()) for label in children)
             case TextAdded(branch=label, text=text):
                 written[label].text += text
+            case VariableFinished(
+                branch=label, variable=name, value=Truncated() | ConstraintError() as error
+            ):
+                written[label].variables[name] = None
+                written[label].unreadable[name] = _told(error)
             case VariableFinished(branch=label, variable=name, value=value):
+                written[label].unreadable.pop(name, None)
                 written[label].variables[name] = value
             case Failed(branch=label, error=error):
                 written[label].error = str(error)
