@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings as python_warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from stemma.lang.constraints_grammar import compiled_grammar
 from stemma.lang.constraints_regex import any_of, can_contain, compiled_regex
 from stemma.lang.constraints_schema import check_whitespace, compiled_schema
 from stemma.lang.constraints_sources import check_source, schema_of_text, utf8
-from stemma.lang.constraints_types import bare, described, is_type, loads, name_of
+from stemma.lang.constraints_types import Reader, bare, described, is_type, loads, name_of
 from stemma.lang.errors import ConstraintError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Constraint:
 
     label: str
     compiled: str
-    read: Callable[[str], Any]
+    read: Reader
     pattern: str | None = None
     warnings: tuple[str, ...] = ()
     piece: Piece | None = None
@@ -75,12 +75,12 @@ class Constraint:
         return Constraint(f"regex={pattern!r:.80}", compiled_regex(pattern), str, pattern)
 
     @staticmethod
-    def json_schema(schema: Any, *, whitespace: str = "flexible") -> Constraint:
+    def json_schema(schema: Any, *, whitespace: str | None = None) -> Constraint:
         """JSON that a schema allows; the value is what the JSON says.
 
         schema: a JSON Schema (draft 2020-12, 2019-09 or 7) as an object, a boolean or a string; or
         a pydantic model, dataclass, TypedDict, TypeAdapter or another type, whose values are then
-        the values. whitespace: "flexible" allows between JSON's parts a space or two, or one line
+        the values. whitespace: "flexible", as None, allows between JSON's parts a space or two, or one line
         break and its indentation; "spaced" is one space behind each comma and colon, as
         `json.dumps` writes; "compact" is none.
 
@@ -93,7 +93,7 @@ class Constraint:
         (1931, False)
         """
         named = "json_schema"
-        read: Callable[[str], Any] = loads
+        read: Reader = loads
         if is_type(schema):
             named = f"json_schema={name_of(schema)}"
             schema, read = described(schema, "json_schema")
@@ -136,22 +136,25 @@ class Constraint:
         return Constraint(f"grammar={source!r:.80}", compiled, str, None, _warned(warnings))
 
     @staticmethod
-    def of_type(dtype: Any, *, whitespace: str = "flexible") -> Constraint:
+    def of_type(dtype: Any, *, whitespace: str | None = None) -> Constraint:
         """Texts that are a value of a type; the value is of that type.
 
         int, float, bool, str, Decimal, date, time, datetime, UUID, Literal and Enum are written
         bare, dates and times as in ISO 8601. Every other type is JSON as by `json_schema`, which
         says what `whitespace` is: list[...], Optional, models, ...
 
-        Raises InvalidArgument for what is no type, and, with the place, for one whose JSON no
-        schema can describe or pydantic does not know.
+        Raises InvalidArgument for what is no type, for `whitespace` of one that is written bare,
+        and, with the place, for one whose JSON no schema can describe or pydantic does not know.
 
         >>> Constraint.of_type(int).parse("-12"), Constraint.of_type(list[int]).parse("[1, 2]")
         (-12, [1, 2])
         """
         label = f"dtype={dtype if isinstance(dtype, str) else name_of(dtype)}"
         if (found := bare(dtype)) is not None:
-            check_whitespace(whitespace)  # of which it has none
+            if whitespace is not None:
+                check_whitespace(whitespace)
+                said = f"whitespace={whitespace!r} is that of JSON, and this is written bare"
+                raise InvalidArgument(f"{label}: {said}: leave it out")
             pattern, read = found
             return Constraint(label, compiled_regex(pattern), read, pattern)
         schema, read = described(dtype, "dtype")
@@ -320,7 +323,7 @@ def constraint_of(
         _check_kind(name, source)
         if isinstance(source, Constraint):
             return source
-        return _built(name, source, whitespace or "flexible")
+        return _built(name, source, whitespace)
     return None
 
 
@@ -343,7 +346,7 @@ def _check_kind(name: str, source: object) -> None:
         )
 
 
-def _built(name: str, source: Any, whitespace: str) -> Constraint:
+def _built(name: str, source: Any, whitespace: str | None) -> Constraint:
     key: object = source
     if isinstance(source, Mapping | list):  # may change: what it is now counts
         try:
@@ -364,24 +367,21 @@ class _Held:
     source: Any = field(compare=False)
 
 
-def _new(name: str, source: Any, whitespace: str) -> Constraint:
-    match name:
-        case "regex":
-            return Constraint.regex(source)
-        case "json_schema":
-            return Constraint.json_schema(source, whitespace=whitespace)
-        case "dtype":
-            return Constraint.of_type(source, whitespace=whitespace)
-    return Constraint.grammar(source)
+def _new(name: str, source: Any, whitespace: str | None) -> Constraint:
+    if name in ("json_schema", "dtype"):
+        build = Constraint.json_schema if name == "json_schema" else Constraint.of_type
+        return build(source, whitespace=whitespace)
+    return Constraint.regex(source) if name == "regex" else Constraint.grammar(source)
 
 
 @lru_cache(maxsize=256)
-def _remembered(name: str, kind: type, held: _Held, whitespace: str) -> Constraint:
+def _remembered(name: str, kind: type, held: _Held, whitespace: str | None) -> Constraint:
     return _new(name, held.source, whitespace)
 
 
-def _of_schema(named: str, schema: Any, read: Callable[[str], Any], whitespace: str) -> Constraint:
-    compiled, warnings = compiled_schema(schema, whitespace, named)
+def _of_schema(named: str, schema: Any, read: Reader, whitespace: str | None) -> Constraint:
+    white = "flexible" if whitespace is None else whitespace
+    compiled, warnings = compiled_schema(schema, white, named)
     return Constraint(named, compiled, read, None, _warned(warnings))
 
 

@@ -336,7 +336,12 @@ def test_white_space_that_means_nothing_is_refused_of_types_without_any_too() ->
     for dtype in (int, list[int]):
         with pytest.raises(InvalidArgument, match="whitespace='none': must be one of flexible"):
             Constraint.of_type(dtype, whitespace="none")
-    assert Constraint.of_type(int, whitespace="compact").matches("7")
+    for dtype in (int, Color, Literal["a", "b"], datetime.date):
+        said = "whitespace='compact' is that of JSON, and this is written bare: leave it out"
+        with pytest.raises(InvalidArgument, match=said):
+            Constraint.of_type(dtype, whitespace="compact")
+        with pytest.raises(InvalidArgument, match=f"gen: dtype=.*: {said}"):
+            gen("x", dtype=dtype, whitespace="compact")
     with pytest.raises(InvalidArgument, match="whitespace='compact' is that of JSON: it needs"):
         gen("x", dtype=str, whitespace="compact")
 
