@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from stemma.backend.local.batch import Entry
 from stemma.backend.local.memory import DECODE_RUN, RequestMemory
@@ -48,11 +49,17 @@ class Step:
         self.requests.append(request)
         self.entries.append(Entry(tokens, table, request.computed))
 
-    def fill(self, slots: Sequence[int]) -> int:
-        """Take note of a request's slots; how many leading ones another request fills already."""
-        shared = next((i for i, slot in enumerate(slots) if slot not in self.slots), len(slots))
-        self.slots.update(slots[shared:])
-        return shared
+    def fill(self, slots: Sequence[int]) -> list[tuple[bool, int]]:
+        """Take note of a request's slots: by runs, whether another request fills them already, and
+        how many.
+        """
+        runs = [(False, len(slots))]
+        if not self.slots.isdisjoint(slots):
+            runs = [
+                (shared, len(list(run))) for shared, run in groupby(slots, self.slots.__contains__)
+            ]
+        self.slots.update(slots)
+        return runs
 
 
 class StepFailed(Exception):
@@ -246,9 +253,10 @@ class Scheduler:
         if not room:
             end = start  # no rows of its own now, but those it shares still belong to the step
         self.memory.publish(request, min(end, request.publish_end))
-        own = start + step.fill(request.table.view(end)[start:].tolist())
-        request.count(start, own, cached=True)
-        request.count(own, end, cached=False)
+        at = start
+        for shared, length in step.fill(request.table.view(end)[start:].tolist()):
+            request.count(at, at + length, cached=shared)
+            at += length
         # Pending rows of others may reach further than the rows of a part may.
         stop = end if end == request.known_end else min(end, request.draws_from)
         if stop > request.computed:

@@ -95,6 +95,20 @@ def test_requests_that_arrive_together_compute_a_shared_prefix_once(make: Make) 
     assert sorted(c.usage.computed_tokens for c in found) == [2] * 63 + [802]
 
 
+def test_rows_that_a_later_chunk_shares_count_as_cached(make: Make) -> None:
+    backend = make(max_step_tokens=300)
+    prompts = [[*range(5, 205), 300], [*range(5, 155), 301]]
+    params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
+    for prompt in prompts:
+        backend.generate([prompt], params, prompt_logprobs=True)
+    before = backend.stats()
+    backend.generate([[*range(400, 500)], *prompts], params, prompt_logprobs=True)
+    after = backend.stats()
+    asked = after.prompt_tokens - before.prompt_tokens
+    cached = after.cached_tokens - before.cached_tokens
+    assert asked - cached == after.computed_tokens - before.computed_tokens
+
+
 def test_outputs_are_reused_by_a_prompt_that_contains_them(make: Make) -> None:
     backend = make()
     prompt = prompts(3, 1)[0]
