@@ -434,7 +434,8 @@ def _within(limit: int, words: Sequence[str], params: SamplingParams) -> str:
         if end is not None and len(WORD.findall(text + end)) <= limit:
             return text + end
     raise ConstraintError(
-        f"max_tokens={limit} with {params.constraint.label}: no text that was found is as short"
+        f"max_tokens={limit} with {params.constraint.label}: no text that was found is as short: "
+        "raise max_tokens, or leave it out"
     )
 
 

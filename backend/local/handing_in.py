@@ -31,7 +31,8 @@ def hand_in(
     shaped = [
         (request, _beginning(request, constrainer, text))
         for request in requests
-        if request.samples and request.params.constraint is not None
+        if request.params.constraint is not None
+        and (request.samples or request.params.on_limit == "close")
     ]
     if not all(beginning.done() for _, beginning in shaped):
         engine.expect(requests)

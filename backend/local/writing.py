@@ -25,7 +25,6 @@ def begin(request: Request, beginning: Beginning) -> None:
     last = request.prompt_length - 1
     literal = int(request.tokens.view()[last])
     guide, heal = beginning.guide(params.constraint), beginning.heal
-    request.guide, request.heal = guide, heal
     if guide.closing is not None and len(guide.closing.way) > request.max_tokens:
         limit, remedy = f"max_tokens={request.max_tokens}", "raise max_tokens, or leave it out"
         if params.max_tokens is None:
@@ -34,6 +33,9 @@ def begin(request: Request, beginning: Beginning) -> None:
             f"{limit} with {params.constraint.label}: the shortest text that was found has "
             f"{len(guide.closing.way)} tokens: {remedy}"
         )
+    if not request.samples:  # max_tokens=0, and no text is allowed
+        return
+    request.guide, request.heal = guide, heal
     if heal is not None:
         forced = guide.forced()[:1]
         if not forced:

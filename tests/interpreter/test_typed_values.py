@@ -7,6 +7,7 @@ import datetime
 import enum
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -326,6 +327,24 @@ def test_what_was_cut_is_cut_when_it_is_played_back(tmp_path: Path, way: str) ->
         with pytest.raises(Truncated) as caught:
             state["film"]
         assert caught.value.partial == '{"title": "Metropolis and a'
+
+
+@pytest.mark.parametrize("kind", ["local", "mock"])
+def test_no_tokens_close_a_shape_only_if_it_allows_no_text(
+    tiny_model: TinyModel, kind: str
+) -> None:
+    @st.function
+    def program(s: st.ProgramState, regex: str) -> None:
+        s += "Now: " + st.gen("x", regex=regex, max_tokens=0, on_limit="close")
+
+    backend: Any = st.MockBackend(["aaa", "aaa"])
+    if kind == "local":
+        backend = st.LocalBackend(tiny_model(), dtype="float64", device="cpu", kv_tokens=4096)
+    with closing(backend):
+        remedy = r"^max_tokens=0 with regex='a\+': .*: raise max_tokens, or leave it out"
+        with pytest.raises(ConstraintError, match=remedy):
+            program.run("a+", backend=backend)
+        assert program.run("a*", backend=backend)["x"] == ""
 
 
 def test_a_reply_of_another_shape_fails_the_branch() -> None:
