@@ -80,8 +80,8 @@ class Constraint:
 
         schema: a JSON Schema (draft 2020-12, 2019-09 or 7) as an object, a boolean or a string; or
         a pydantic model, dataclass, TypedDict, TypeAdapter or another type, whose values are then
-        the values. whitespace: "flexible", as None, allows between JSON's parts a space or two, or one line
-        break and its indentation; "spaced" is one space behind each comma and colon, as
+        the values. whitespace: "flexible", as None, allows between JSON's parts a space or two, or
+        one line break and its indentation; "spaced" is one space behind each comma and colon, as
         `json.dumps` writes; "compact" is none.
 
         Raises InvalidArgument, with the place as a JSON pointer (RFC 6901), for a keyword that is

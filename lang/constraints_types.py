@@ -15,7 +15,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from decimal import Decimal
 from enum import Enum
 from typing import (
@@ -65,14 +65,26 @@ def loads(text: str) -> Any:
 
 @dataclass(frozen=True)
 class _Read:
-    """Reads JSON as a type. Numbers that are larger than a float can be are an error, not inf."""
+    """Reads JSON as a type. Numbers that are larger than a float can be are an error, not inf. Two
+    of one type are equal."""
 
-    adapter: TypeAdapter[Any]
+    dtype: object = field(hash=False)
+    adapter: TypeAdapter[Any] = field(compare=False)
 
     def __call__(self, text: str) -> Any:
         value = self.adapter.validate_json(text)
         loads(text)
         return value
+
+
+@dataclass(frozen=True)
+class _Member:
+    """Reads what is written bare as the member of a Literal or an Enum."""
+
+    values: dict[str, Any] = field(hash=False)
+
+    def __call__(self, text: str) -> Any:
+        return self.values[text]
 
 
 _BARE: dict[object, tuple[str, Reader]] = {
@@ -134,7 +146,7 @@ def _one_of(dtype: object, members: list[tuple[str, Any]]) -> tuple[str, Reader]
         values[text] = value
     if not values:
         raise InvalidArgument(f"dtype={name_of(dtype)}: it has no members, so nothing matches")
-    return any_of(values), values.__getitem__
+    return any_of(values), _Member(values)
 
 
 def described(dtype: object, named: str) -> tuple[dict[str, Any], Reader]:
@@ -163,7 +175,7 @@ def described(dtype: object, named: str) -> tuple[dict[str, Any], Reader]:
     except (NameError, TypeError, RecursionError) as error:
         raise InvalidArgument(f"{named}={name_of(dtype)}: {error}") from error
     finished(schema, f"{named}={name_of(dtype)}")
-    return schema, _Read(adapter)
+    return schema, _Read(dtype, adapter)
 
 
 def _unknown(dtype: object, named: str, error: PydanticUserError) -> str:

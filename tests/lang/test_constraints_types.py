@@ -332,6 +332,16 @@ def test_an_annotated_type_is_called_by_what_it_annotates() -> None:
         Constraint.of_type(small).parse("7")
 
 
+def test_constraints_of_one_type_are_equal() -> None:
+    one = Annotated[int, Field(ge=1)]
+    for dtype in (int, list[int], list[one], Person, Color, Literal["a", "b"], dict[str, Any]):  # type: ignore[valid-type]
+        assert Constraint.of_type(dtype) == Constraint.of_type(dtype)
+        assert hash(Constraint.of_type(dtype)) == hash(Constraint.of_type(dtype))
+    other = enum.Enum("Color", {"RED": "red", "LIGHT_BLUE": "light blue"})
+    assert Constraint.of_type(Color) != Constraint.of_type(other)
+    assert Constraint.of_type(list[Color]) != Constraint.of_type(list[other])  # type: ignore[valid-type]
+
+
 def test_white_space_that_means_nothing_is_refused_of_types_without_any_too() -> None:
     for dtype in (int, list[int]):
         with pytest.raises(InvalidArgument, match="whitespace='none': must be one of flexible"):
