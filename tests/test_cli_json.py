@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import pydantic.dataclasses
 import pytest
+from pydantic import BaseModel, ConfigDict, Field
 
 from stemma.backend.mock import MockBackend
 from stemma.commands.outcome import as_json
@@ -211,15 +215,29 @@ def test_stdout_has_the_one_object_or_nothing_whatever_the_program_prints_or_sta
 @dataclass(frozen=True)
 class Point:
     x: int
-    label: str | None
+    label: Any
 
 
-class Pydantic:
-    def __repr__(self) -> str:
-        return "Pydantic()"
+class Colour(Enum):
+    RED = 1
 
-    def model_dump(self, mode: str) -> Mapping[str, Any]:
-        return {"mode": mode}
+
+class Event(BaseModel):
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    begin: datetime = Field(alias="from")
+    colours: dict[Colour, Any] = {Colour.RED: Path("a")}
+    other: complex | None = None
+    share: float = math.nan
+
+
+@pydantic.dataclasses.dataclass
+class Holder:
+    event: Event = Field(alias="it")
+
+
+NOON = datetime(2024, 1, 1, 12, tzinfo=UTC)
+EVENT = Event(**{"from": NOON})
+TOLD_EVENT = {"from": "2024-01-01T12:00:00Z", "colours": {"1": "a"}, "other": None, "share": "nan"}
 
 
 @pytest.mark.parametrize(
@@ -233,7 +251,13 @@ class Pydantic:
         ((1, "a"), [1, "a"]),
         ({1: {"a": [2]}}, {"1": {"a": [2]}}),
         (Point(1, None), {"x": 1, "label": None}),
-        (Pydantic(), {"mode": "json"}),
+        (EVENT, TOLD_EVENT),
+        ([Point(1, EVENT)], [{"x": 1, "label": TOLD_EVENT}]),
+        (Holder(it=EVENT), {"it": TOLD_EVENT}),
+        (NOON, TOLD_EVENT["from"]),
+        ({NOON.date(): NOON.time()}, {"2024-01-01": "12:00:00"}),
+        (timedelta(hours=1), "PT1H"),
+        ({Colour.RED: 1, True: None}, {"1": 1, "True": None}),
         (Path("a"), "a"),
         ({3}, [3]),
     ],

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from datetime import date, time, timedelta
 from enum import Enum
 from typing import Any
+
+from pydantic_core import to_jsonable_python
 
 from stemma.interpreter.events import Failed, Forked, TextAdded, VariableFinished
 from stemma.interpreter.state import ProgramState
 from stemma.interpreter.stream import Stream
 from stemma.lang.errors import ConstraintError, StemmaError, Truncated
+
+_TIMES = (date, time, timedelta)
 
 
 @dataclass(slots=True)
@@ -109,7 +114,10 @@ def follow(stream: Stream) -> dict[str, Written]:
 
 
 def as_json(value: Any) -> Any:
-    """The value in JSON's types; what has no such form becomes text."""
+    """The value in JSON's types; what has no such form becomes text.
+
+    Models have the names that their schemas have, times are written as in a model.
+    """
     if isinstance(value, Enum):  # as an option takes it
         return as_json(value.value)
     if value is None or isinstance(value, bool | int | str):
@@ -117,11 +125,11 @@ def as_json(value: Any) -> Any:
     if isinstance(value, float):
         return value if abs(value) < float("inf") else str(value)
     if isinstance(value, Mapping):
-        return {str(key): as_json(each) for key, each in value.items()}
+        return {str(as_json(key)): as_json(each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [as_json(each) for each in value]
-    if hasattr(value, "model_dump"):  # a pydantic model
-        return as_json(value.model_dump(mode="json"))
+    if hasattr(value, "__pydantic_serializer__") or isinstance(value, _TIMES):
+        return as_json(to_jsonable_python(value, by_alias=True, fallback=str))
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: as_json(getattr(value, field.name)) for field in fields(value)}
     return str(value)
