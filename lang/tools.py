@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from weakref import WeakKeyDictionary
 from stemma.lang.constraints import Constraint, warn
 from stemma.lang.constraints_matcher import refusal
 from stemma.lang.constraints_schema import compiled_schema, options, prepared_schema
-from stemma.lang.constraints_types import Reader, described
+from stemma.lang.constraints_types import Reader, described, name_of
 from stemma.lang.errors import InvalidArgument
 from stemma.lang.tools_docstrings import told_by
 
@@ -203,12 +204,13 @@ def told_result(result: Any) -> str | None:
     """What a model is told that a tool has returned: a text as it is, everything else as JSON, with
     NaN and Infinity as Python writes them. None for None.
 
-    Raises InvalidArgument for what cannot be told, as bytes that are no text.
+    Raises InvalidArgument for what cannot be told, as bytes that are no text, or an object that
+    Python writes by its address.
     """
     if result is None:
         return None
     try:
-        plain = _plain(result, fallback=str)
+        plain = _plain(result, fallback=_as_python_writes_it)
         told = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
         told.encode()  # no text has half of a surrogate pair
     except Exception as error:  # of the program's own serializers, too
@@ -219,6 +221,13 @@ def told_result(result: Any) -> str | None:
     return told
 
 
+def _as_python_writes_it(value: object) -> str:
+    told = str(value)
+    if re.search(r" at 0x[0-9A-Fa-f]{4}", told):  # an address, which is another one in every run
+        raise TypeError(f"JSON has no form for a value of {type(value).__qualname__}")
+    return told
+
+
 def _plain(value: Any, fallback: Callable[[Any], Any] | None = None) -> Any:
     """A value in JSON's types; NaN and infinities as they are. Raises ValueError for what has no
     such form, without a fallback."""
@@ -226,7 +235,7 @@ def _plain(value: Any, fallback: Callable[[Any], Any] | None = None) -> Any:
 
     constants = ConfigDict(ser_json_inf_nan="constants")
     return TypeAdapter(Any, config=constants).serializer.to_python(
-        value, mode="json", fallback=fallback
+        value, mode="json", by_alias=True, fallback=fallback
     )
 
 
@@ -297,6 +306,7 @@ def _shape(function: Any) -> _Shape:
         compiled, warnings = compiled_schema(schema, "spaced", name)
     except InvalidArgument as error:
         raise _refused(name, types, error) from error
+    _check_defaults(name, types, signature)
     _tidy(schema, signature)
     constraint = Constraint(f"arguments of {name}", compiled, read, None, tuple(warnings))
     return _Shape(name, description, schema, constraint)
@@ -324,6 +334,10 @@ def _check_parameter(tool: str, parameter: inspect.Parameter) -> None:
             f"tool {tool}: {name!r} is positional only, and arguments come by name: leave out the "
             "`/` behind it"
         )
+    if parameter.annotation is parameter.empty and name in ("self", "cls"):
+        raise InvalidArgument(
+            f"tool {tool}: it is a method without its instance: take that of one, as shop.{tool}"
+        )
     if parameter.annotation is parameter.empty:
         raise InvalidArgument(
             f"tool {tool}: {name!r} has no annotation, so nothing says what it may be: write "
@@ -339,6 +353,29 @@ def _refused(tool: str, types: dict[str, Any], error: InvalidArgument) -> Invali
         except InvalidArgument as found:
             return InvalidArgument(f"tool {tool}: {found}")
     return InvalidArgument(f"tool {tool}: {error}")
+
+
+def _check_defaults(tool: str, types: dict[str, Any], signature: inspect.Signature) -> None:
+    """Raise InvalidArgument for a default that is not of its parameter's type."""
+    from pydantic import TypeAdapter, ValidationError
+
+    for name, kind in types.items():
+        default = signature.parameters[name].default
+        if default is inspect.Parameter.empty:
+            continue
+        try:
+            read = TypeAdapter(kind).validate_python(default)
+        except ValidationError:
+            fits = False
+        else:  # what pydantic would first make another type of is of the wrong one, too
+            fits = type(read) is type(default) or read == default
+        if not fits:
+            called = name_of(kind)
+            remedy = f"{name}: {called} | None = None" if default is None else "another one"
+            raise InvalidArgument(
+                f"tool {tool}: the default of {name!r}, {default!r:.60}, is no {called}: "
+                f"write {remedy}"
+            )
 
 
 def _tidy(schema: Schema, signature: inspect.Signature) -> None:

@@ -109,7 +109,8 @@ def test_a_method_is_a_tool_without_its_instance() -> None:
         tool = Tool.of(shop.sell)
         assert list(tool.parameters["properties"]) == ["thing"]
         assert tool.function(thing="x") == f"{id(shop)} x"
-    with pytest.raises(st.errors.InvalidArgument, match="tool sell: 'self' has no annotation"):
+    said = "tool sell: it is a method without its instance: take that of one, as shop.sell"
+    with pytest.raises(st.errors.InvalidArgument, match=said):
         Tool.of(Shop.sell)
 
 
@@ -152,6 +153,20 @@ def test_a_decimal_comes_with_each_of_its_digits() -> None:
     assert str(call.arguments["amount"]) == "99999999999999.990"
 
 
+def test_a_default_of_the_type_is_taken() -> None:
+    def many(
+        a: float = 1,
+        b: Decimal = Decimal(0),
+        c: Colour | None = None,
+        d: Place = Place(city="Ur"),  # noqa: B008
+        e: float = float("nan"),
+        f: Any = "x",
+        g: Annotated[str, Field(max_length=3)] = "abc",
+    ) -> None: ...
+
+    assert "required" not in Tool.of(many).parameters
+
+
 # What is refused
 
 
@@ -164,6 +179,12 @@ def of_time(when: time.struct_time) -> None: ...
 def of_set(things: set[int]) -> None: ...
 def one_by_one() -> Iterator[int]:
     yield 1
+
+
+def of_word(a: int = "x") -> None: ...  # type: ignore[assignment]
+def of_digit(a: int = "3") -> None: ...  # type: ignore[assignment]
+def of_none(a: list[int] = None) -> None: ...  # type: ignore[assignment]  # noqa: RUF013
+def of_value(a: Colour = "red") -> None: ...  # type: ignore[assignment]
 
 
 async def one_after_the_other() -> AsyncIterator[int]:
@@ -180,6 +201,10 @@ async def one_after_the_other() -> AsyncIterator[int]:
         (of_unknown, "of_unknown: name 'Nowhere' is not defined.*imported there"),
         (of_time, "of_time: when=struct_time: pydantic knows no JSON for it"),
         (of_set, "of_set: things: at #/uniqueItems"),
+        (of_word, "of_word: the default of 'a', 'x', is no int: write another one"),
+        (of_digit, "of_digit: the default of 'a', '3', is no int"),
+        (of_none, r"the default of 'a', None, is no list.int.: write a: list.int. \| None = None"),
+        (of_value, "of_value: the default of 'a', 'red', is no Colour"),
         (one_by_one, "one_by_one: .*`yield`.*return a list"),
         (one_after_the_other, "one_after_the_other: .*`yield`"),
         (lambda x: x, "lambda has no name.*`def`"),
@@ -301,6 +326,18 @@ def test_what_json_cannot_tell_is_told_as_python_writes_it() -> None:
             return "odd one"
 
     assert told_result([Odd()]) == '["odd one"]'
+
+
+@pytest.mark.parametrize(
+    ("result", "kind"),
+    [(object(), "object"), ([{"a": price}], "function"), ((object().__str__,), "method-wrapper")],
+    ids=["object", "within", "method"],
+)
+def test_what_python_writes_by_its_address_cannot_be_told(result: Any, kind: str) -> None:
+    said = f"JSON has no form for a value of {kind}"
+    with pytest.raises(st.errors.InvalidArgument, match=said) as caught:
+        told_result(result)
+    assert "0x" not in str(caught.value)
 
 
 def test_a_default_that_json_does_not_have_is_not_told() -> None:
