@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import AfterValidator, BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from transformers import PreTrainedTokenizerFast
 
 import stemma as st
@@ -763,3 +763,18 @@ def test_a_fork_after_a_call_has_it() -> None:
         return [branch["call"].result for branch in s.fork(2)]
 
     assert program.run(backend=st.MockBackend([LAMP])).value == [34, 34]
+
+
+def test_a_result_has_the_aliases_that_its_schema_asks_for() -> None:
+    class Train(BaseModel):
+        start: str = Field(alias="from")
+
+    def train() -> list[Train]:
+        return [Train(**{"from": "Paris"})]
+
+    @st.function
+    def program(s: st.ProgramState) -> None:
+        s.call([train])
+
+    state = program.run(backend=st.MockBackend(["train({})"]))
+    assert state["call"].observation == '[{"from": "Paris"}]'
