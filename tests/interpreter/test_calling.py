@@ -325,6 +325,15 @@ def test_what_cannot_be_meant_is_refused_where_it_is_written(
     assert backend.calls == []
 
 
+def test_a_setting_that_gen_has_not_is_an_argument_that_call_has_not() -> None:
+    backend = st.MockBackend()
+    with pytest.raises(
+        TypeError, match=r"call\(\) got an unexpected keyword argument 'temprature'"
+    ):
+        st.function(lambda s: s.call([price], temprature=0)).run(backend=backend)
+    assert backend.calls == []
+
+
 @pytest.mark.parametrize("role", ["user", "system"])
 def test_it_is_the_assistant_who_calls(role: Literal["user", "system"]) -> None:
     @st.function
@@ -769,7 +778,7 @@ def test_a_result_has_the_aliases_that_its_schema_asks_for() -> None:
     class Train(BaseModel):
         start: str = Field(alias="from")
 
-    def train() -> list[Train]:
+    def train() -> Any:
         return [Train(**{"from": "Paris"})]
 
     @st.function
