@@ -152,6 +152,7 @@ def works(library: ctypes.CDLL, heads: int, kv_heads: int, dim: int, *, dtype: t
         page_size=1,
         dtype=dtype,
         device="cpu",
+        heads_first=True,
     )
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
     pool.k[0].normal_(generator=numbers)

@@ -46,6 +46,7 @@ def make_pool(kind: Kind) -> KVPool:
         page_size=1,
         dtype=kind.dtype,
         device="cpu",
+        heads_first=kind.dtype == torch.bfloat16,
     )
     numbers = torch.Generator().manual_seed(0)
     for layer in range(2):
