@@ -42,6 +42,7 @@ OnToolError = Literal["observe", "raise"]
 
 OBSERVATION = "\nObservation: {}\n"
 _OURS = ("choices", "constraint", "dtype", "grammar", "json_schema", "n", "regex", "whitespace")
+_SETTINGS = inspect.signature(gen).parameters
 
 
 class Calling(SglangNames, ABC):
@@ -157,6 +158,8 @@ class _Call:
         _check(state, name, result, on_error, settings)
         self.state, self.name, self.settings = state, name, settings
         self.tools = tools_of(tools)
+        if unknown := [key for key in settings if key not in _SETTINGS]:
+            raise TypeError(f"call() got an unexpected keyword argument {unknown[0]!r}")
         self.raises = on_error == "raise"
         self.observation = OBSERVATION if result is None else result
         self.pieces = _own_pieces(state) if result is None else None
