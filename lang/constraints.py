@@ -171,10 +171,8 @@ class Constraint:
         False
         """
         if isinstance(options, str) or not isinstance(options, Iterable):
-            what = "one string" if isinstance(options, str) else f"a {type(options).__name__}"
-            raise InvalidArgument(
-                f"choices={options!r:.100}: must be a list of strings, not {what}"
-            )
+            what = ", not one string" if isinstance(options, str) else ""
+            raise InvalidArgument(f"choices={options!r:.100}: must be a list of strings{what}")
         texts = list(options)
         for text in texts:
             if not isinstance(text, str):

@@ -47,7 +47,7 @@ def schema_of_text(text: str) -> Any:
 def utf8(text: str) -> bytes | None:
     """The bytes of a text; None where it has half of a surrogate pair."""
     if not isinstance(text, str):
-        raise InvalidArgument(f"{text!r:.100} is a {type(text).__name__}: a text is a string")
+        raise InvalidArgument(f"a text is a string, not {text!r:.100}")
     try:
         return text.encode()
     except UnicodeEncodeError:

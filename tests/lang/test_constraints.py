@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import regex
@@ -166,11 +167,12 @@ def test_choices_are_exact_texts() -> None:
     [
         ([], "choices=\\[\\]: there must be at least one"),
         ("yes", "must be a list of strings, not one string"),
+        (3, "choices=3: must be a list of strings$"),
         (["a", "b", "a"], "'a' is there twice"),
         (["a", 1], "every choice is a string, not 1"),
     ],
 )
-def test_choices_that_cannot_be_meant_are_refused(options: list[str], said: str) -> None:
+def test_choices_that_cannot_be_meant_are_refused(options: Any, said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         Constraint.choices(options)
 
@@ -197,6 +199,12 @@ def test_what_is_no_text_is_refused_by_name(make: object) -> None:
         make("\ud800")
     with pytest.raises(InvalidArgument, match="has 300,000 characters; at most 262,144"):
         make("a" * 300_000)
+
+
+def test_what_is_asked_about_must_be_a_text() -> None:
+    for ask in (Constraint.regex("a").matches, Constraint.regex("a").prefix_ok):
+        with pytest.raises(InvalidArgument, match="^a text is a string, not 3$"):
+            ask(3)  # type: ignore[arg-type]
 
 
 def test_equal_words_make_equal_constraints() -> None:
