@@ -91,17 +91,26 @@ class StopWatch:
     ) -> tuple[StopMatch | None, int]:
         """The match that is complete first, or None and where one may yet begin."""
         for end in range(old + 1, len(self._text) + 1):
-            try:
-                match = expression.search(
-                    self._text, start, end, partial=True, timeout=EXPRESSION_SECONDS
-                )
-            except TimeoutError as error:
-                raise ConstraintError(
-                    f"stop_regex={expression.pattern!r} took over {EXPRESSION_SECONDS} s on "
-                    f"{end - start} characters of output: it goes back over the text too often; "
-                    "write it without nested repetition"
-                ) from error
+            match = _searched(expression, self._text, start, end)
             if match is not None and not match.partial:
                 return StopMatch(match.start(), match.end(), match.group()), match.start()
             start = end if match is None else match.start()
         return None, start
+
+
+def _searched(
+    expression: regex.Pattern[str], text: str, start: int, end: int, *, again: bool = True
+) -> regex.Match[str] | None:
+    """A match in start..end, perhaps one that only begins there. Raises ConstraintError for an
+    expression that takes too long, twice: once may be because something else had the processor.
+    """
+    try:
+        return expression.search(text, start, end, partial=True, timeout=EXPRESSION_SECONDS)
+    except TimeoutError as error:
+        if again:
+            return _searched(expression, text, start, end, again=False)
+        raise ConstraintError(
+            f"stop_regex={expression.pattern!r} took over {EXPRESSION_SECONDS} s on "
+            f"{end - start} characters of output: it goes back over the text too often; "
+            "write it without nested repetition"
+        ) from error

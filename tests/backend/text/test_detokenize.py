@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stemma.backend.local.detokenize import OutputEnd, OutputText
+from stemma.backend.local.stops import StopWatch
 from stemma.backend.local.tokenizer import Piece, Tokenizer
-from stemma.lang.errors import EngineInvariantError
+from stemma.lang.errors import ConstraintError, EngineInvariantError
 from stemma.lang.sampling import SamplingParams
 from tests.tokenizers_for_tests import byte_level_tokenizer
 
@@ -347,3 +348,23 @@ def test_streamed_pieces_of_a_real_text_join_to_it(tokenizer: Tokenizer) -> None
     assert "".join(streamed) == end.text == text
     assert end.rest == ""
     assert sum(a != "" for a, _ in pairwise(streamed)) > 100
+
+
+def test_an_expression_that_was_held_up_once_is_tried_again() -> None:
+    class HeldUp:
+        pattern = "b"
+        left = 1
+
+        def search(self, *arguments: Any, **settings: Any) -> regex.Match[str] | None:
+            if self.left:
+                self.left -= 1
+                raise TimeoutError
+            found: regex.Match[str] | None = regex.compile("b").search(*arguments, **settings)
+            return found
+
+    expression: Any = HeldUp()
+    found = StopWatch((), expression).feed("ab")
+    assert found is not None and found.text == "b"
+    expression.left = 2
+    with pytest.raises(ConstraintError, match="stop_regex='b' took over"):
+        StopWatch((), expression).feed("ab")
