@@ -75,6 +75,10 @@ def test_noise_in_a_random_shape_has_that_shape(backend: LocalBackend, on_limit:
                 assert not isinstance(told, StemmaError), told
                 check_counts(told)
                 value, error = typed_value(params, told.completion)
+                if error is not None and "larger than a float can be" in str(error):
+                    assert constraint.matches(told.completion.text)  # JSON has no largest number
+                    ways["too large"] += 1
+                    continue
                 if error is not None:
                     assert on_limit == "cut"
                     assert isinstance(error, Truncated)
