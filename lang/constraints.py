@@ -32,7 +32,8 @@ class ConstraintWarning(UserWarning):
     """Something about a constraint that can be meant but seldom is, as a rule that nothing uses."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+# Without slots: with them Python 3.11 fails by an error of its own where a name is assigned.
+@dataclass(frozen=True, repr=False)
 class Constraint:
     """What texts are allowed, and what value each of them is.
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
@@ -167,7 +168,7 @@ def test_choices_are_exact_texts() -> None:
     [
         ([], "choices=\\[\\]: there must be at least one"),
         ("yes", "must be a list of strings, not one string"),
-        (3, "choices=3: must be a list of strings$"),
+        (3, r"choices=3: must be a list of strings$"),
         (["a", "b", "a"], "'a' is there twice"),
         (["a", 1], "every choice is a string, not 1"),
     ],
@@ -205,6 +206,12 @@ def test_what_is_asked_about_must_be_a_text() -> None:
     for ask in (Constraint.regex("a").matches, Constraint.regex("a").prefix_ok):
         with pytest.raises(InvalidArgument, match="^a text is a string, not 3$"):
             ask(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["label", "lable"])
+def test_a_constraint_does_not_change(name: str) -> None:
+    with pytest.raises(FrozenInstanceError, match=f"cannot assign to field '{name}'"):
+        setattr(Constraint.regex("a"), name, "b")
 
 
 def test_equal_words_make_equal_constraints() -> None:
