@@ -364,7 +364,8 @@ def test_an_expression_that_was_held_up_once_is_tried_again() -> None:
 
     expression: Any = HeldUp()
     found = StopWatch((), expression).feed("ab")
-    assert found is not None and found.text == "b"
+    assert found is not None
+    assert found.text == "b"
     expression.left = 2
     with pytest.raises(ConstraintError, match="stop_regex='b' took over"):
         StopWatch((), expression).feed("ab")
