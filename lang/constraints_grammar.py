@@ -16,6 +16,7 @@ from stemma.lang.constraints_gbnf import Gbnf, looks_like_gbnf
 from stemma.lang.constraints_lark import TOKEN, Definition, Token, can_end
 from stemma.lang.constraints_limits import (
     MOST_ALTERNATIVES,
+    MOST_COUNT,
     MOST_LEAST,
     MOST_LOOSE,
     MOST_MEETING,
@@ -28,7 +29,6 @@ from stemma.lang.constraints_regex import loose_parts, too_long
 from stemma.lang.constraints_schema import compiled_prepared, options, prepared_schema
 from stemma.lang.errors import InvalidArgument
 
-_MOST_COUNT = 2**31 - 1  # of a repeat
 MOST_PAIRS = 1_000_000  # of an alternative that may end and one that goes on behind its rule
 MOST_REFERENCES = 20_000  # of rules to rules; those that may be empty cost squared time
 MOST_PARTS = 2_000  # rules, groups and repetitions; llguidance recurses into them
@@ -74,6 +74,7 @@ class _Analysis:
         self.named = "grammar" if gbnf is None else gbnf.named
         self.warnings: list[str] = []
         self.definitions: dict[str, Definition] = {}
+        self.shared = set() if gbnf is None else gbnf.shared  # which are parts of other rules
         self.loose: list[Token] = []  # of directives, as `%ignore WS`
         self.text = lark
         self._read()
@@ -146,7 +147,8 @@ class _Analysis:
             elif fresh and token.kind == "name" and (end := self._head(tokens, index)):
                 definition = Definition(token.text.lstrip("!?"), token.at)
                 self.definitions.setdefault(definition.name, definition)
-                current, index, fresh, parts = definition.body, end, False, parts + 1
+                current, index, fresh = definition.body, end, False
+                parts += definition.name not in self.shared
                 continue
             else:
                 if fresh and token.kind in ("directive", "data"):
@@ -219,7 +221,7 @@ class _Analysis:
 
     def _check_count(self, before: str, token: Token) -> None:
         """A repeat that llguidance cannot count, or that no text is long enough for."""
-        most = MOST_LEAST if before in ("{", "~") else _MOST_COUNT
+        most = MOST_LEAST if before in ("{", "~") else MOST_COUNT
         if (count := int(token.text[:20])) > most:
             self.refuse(token.at, f"{count:,} is too large here; at most {most:,} is taken")
 
@@ -228,7 +230,7 @@ class _Analysis:
         counts = {
             name: 1 + sum(token.text == "|" for token in definition.body)
             for name, definition in self.definitions.items()
-            if name.islower()
+            if name.islower() and name not in self.shared
         }
         begun = dict.fromkeys(counts, 0)  # how many alternatives begin with each rule
         for name in counts:
@@ -259,7 +261,10 @@ class _Analysis:
 
     def _remedy(self) -> str:
         if self.gbnf is not None:
-            return "write plain texts as a rule of their own, which 'root' uses"
+            return (
+                "put those that begin alike into one rule, and single characters into a class, "
+                "as [abc]"
+            )
         return 'write plain texts as a terminal, its name in capitals, as WORD: "a" | "b"'
 
     def check_terminals(self) -> None:
@@ -304,7 +309,7 @@ class _Analysis:
                 seen.add(name)
                 waiting += [t.text for t in self.definitions[name].body if t.kind == "name"]
         for name, definition in self.definitions.items():
-            if name not in seen and "start" in self.definitions:
+            if name not in seen | self.shared and "start" in self.definitions:
                 called, line = self.written(definition)
                 self.warnings.append(
                     f"{self.named}: nothing uses {called!r}, defined in line {line}"

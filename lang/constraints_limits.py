@@ -18,6 +18,7 @@ K = TypeVar("K", bound=Hashable)
 
 MOST_ALTERNATIVES = 5_000  # of all rules of a grammar; a row of its parser may hold them all
 MOST_LEAST = 256 * 1024  # characters of the shortest text: as many as a source may have
+MOST_COUNT = 2**31 - 1  # of a repeat
 MOST_LOOSE = 2_000  # parts of a regular expression that may be left out; squared time and memory
 MOST_CLASSES = 10_000  # of characters in a regular expression; a large one takes 14 kB
 MOST_MEETING = 12  # expressions that must hold at once; each may double what the others cost

@@ -23,10 +23,11 @@ QUOTED = [f'"{word}"' for word in WORDS]
         lambda: Constraint.grammar("start: " + " | ".join(QUOTED)),
         lambda: Constraint.grammar("start: (word)+\nword: " + " | ".join(QUOTED[:4_900])),
         lambda: Constraint.grammar("start: WORD\nWORD: " + " | ".join([*QUOTED, '"z"'])),
+        lambda: Constraint.grammar("root ::= " + " | ".join([*QUOTED, '"z"'])),
         lambda: Constraint.grammar("root ::= word+\nword ::= " + " | ".join([*QUOTED, '"z"'])),
         lambda: Constraint.json_schema({"enum": WORDS}),
     ],
-    ids=["choices", "regex", "grammar", "rule", "terminal", "gbnf", "enum"],
+    ids=["choices", "regex", "grammar", "rule", "terminal", "gbnf", "gbnf rule", "enum"],
 )
 def test_thousands_of_words_can_be_told_apart(constraint) -> None:  # type: ignore[no-untyped-def]
     built = constraint()
@@ -93,8 +94,9 @@ def test_what_a_text_can_reach_is_taken(pattern: str) -> None:
             "apart: write plain texts as a terminal, its name in capitals, as WORD: ",
         ),
         (
-            "root ::= " + " | ".join([*QUOTED, '"z"']),
-            "5,001 of them in 'root'; at most 5,000 can be told apart: write plain texts as a rule",
+            "root ::= " + " | ".join(f'"{chr(0x4E00 + number)}x"' for number in range(5_001)),
+            "5,001 of them in 'root'; at most 5,000 can be told apart: put those that begin alike "
+            "into one rule, and single characters into a class, as [abc]",
         ),
         (
             'start: "x" b{1000000}\nb: "y" | b "z"\n',
