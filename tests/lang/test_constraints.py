@@ -204,7 +204,7 @@ def test_what_is_no_text_is_refused_by_name(make: object) -> None:
 
 def test_what_is_asked_about_must_be_a_text() -> None:
     for ask in (Constraint.regex("a").matches, Constraint.regex("a").prefix_ok):
-        with pytest.raises(InvalidArgument, match="^a text is a string, not 3$"):
+        with pytest.raises(InvalidArgument, match=r"^a text is a string, not 3$"):
             ask(3)  # type: ignore[arg-type]
 
 
