@@ -147,7 +147,7 @@ class Executor(Cursor):
                     flight.finish_relays(results[0].text)
                     landing = land_generation(flight, operation, results)
                     for value in landing.values:
-                        value.annotate(operation, self.label)
+                        value.annotate(flight, self.label, self.run.backend)
                     self._arrive(landing, completed=not isinstance(operation, Call))
                 case Select():
                     self._choose(flight, operation, results[0])

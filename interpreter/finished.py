@@ -9,14 +9,13 @@ from __future__ import annotations
 from dataclasses import astuple
 from typing import Any
 
-from stemma.backend.base import Backend, Usage
+from stemma.backend.base import Usage
 from stemma.backend.plain_values import error_of, plain_error
 from stemma.interpreter.json_values import decode, encode
-from stemma.interpreter.landing import explained
 from stemma.interpreter.state import ProgramState
 from stemma.interpreter.transcript import Piece
 from stemma.interpreter.variable import Variable
-from stemma.lang.errors import Cancelled, Site
+from stemma.lang.errors import Cancelled, Site, Truncated
 
 _TEMPLATES = ("begin", "end", "control")
 
@@ -29,9 +28,7 @@ def record_of(state: ProgramState) -> dict[str, Any]:
     return {
         "value": encode(state.value, f"what {state.label} returned"),
         "variables": {
-            name: _of_variable(
-                state._variable(name), f"the variable {name!r} of {state.label}", state._run.backend
-            )
+            name: _of_variable(state._variable(name), f"the variable {name!r} of {state.label}")
             for name in state.variables()
         },
         "pieces": [_of_piece(piece) for piece in state._executor.transcript],
@@ -94,7 +91,7 @@ def _piece(record: dict[str, Any]) -> Piece:
     return Piece(**{**record, "usage": usage, "reads": reads})
 
 
-def _of_variable(variable: Variable, what: str, backend: Backend) -> dict[str, Any]:
+def _of_variable(variable: Variable, what: str) -> dict[str, Any]:
     if variable.error is not None:  # of a branch that the program has cancelled itself
         return {"error": f"{type(variable.error).__name__}: {variable.error}"}
     record: dict[str, Any] = {"value": encode(variable.value, what)}
@@ -103,7 +100,7 @@ def _of_variable(variable: Variable, what: str, backend: Backend) -> dict[str, A
             record["value"] if variable.raw is variable.value else encode(variable.raw, what)
         )
     if variable.unreadable is not None:
-        record["unreadable"] = encode(_of_error(explained(variable.unreadable, backend)), what)
+        record["unreadable"] = encode(_of_error(variable.unreadable), what)
     if variable.meta is not None:
         record["meta"] = encode(variable.meta, what)
     for name, usual in (("samples", 1), ("streamed", False), ("told", 0)):
@@ -137,6 +134,8 @@ def _of_error(error: BaseException) -> dict[str, Any]:
     """With where it belongs."""
     site = getattr(error, "site", None)
     told = {name: getattr(error, name, None) for name in ("branch", "variable", _NOTES)}
+    if isinstance(error, Truncated):  # which says itself what is needed
+        told["message"] = error.args[0]
     return {**plain_error(error), **told, "site": None if site is None else astuple(site)}
 
 

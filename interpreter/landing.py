@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from copy import copy
+from functools import partial
 from typing import Any, NamedTuple
 
 from stemma.backend.base import Backend, ChoiceScore, Completion, ScoredChoices, Usage
@@ -17,8 +18,9 @@ from stemma.interpreter.tasks import annotate
 from stemma.interpreter.transcript import Kind, Piece
 from stemma.interpreter.variable import Variable
 from stemma.lang.choices import decide
+from stemma.lang.constraints import Constraint
 from stemma.lang.errors import ConstraintError, StemmaError, Truncated
-from stemma.lang.ops import Gen, Operation, Score, Select
+from stemma.lang.ops import Gen, Score, Select
 from stemma.lang.pieces_captures import Captured
 from stemma.lang.reasoning import Part
 from stemma.lang.sampling import SamplingParams
@@ -41,16 +43,18 @@ class Value(NamedTuple):
     unreadable: StemmaError | None = None
     sample: int | None = None
 
-    def annotate(self, operation: Operation, label: str) -> None:
+    def annotate(self, flight: Flight, label: str, backend: Backend) -> None:
         """Say why it is unreadable of which variable of which operation on which branch."""
-        if self.unreadable is not None:
-            detail = ""
-            if self.sample is not None:
-                detail = f"; sample {self.sample} of {len(self.raw)}, `values` has the others'"
-            annotate(self.unreadable, operation, label, variable=self.name, detail=detail)
-            if not self.unreadable.partial:
-                text = self.raw if self.sample is None else self.raw[self.sample - 1]
-                self.unreadable.partial = text
+        error, shape, detail = self.unreadable, flight.draws[0].constraint, ""
+        if error is None or shape is None:
+            return
+        if self.sample is not None:
+            detail = f"; sample {self.sample} of {len(self.raw)}, `values` has the others'"
+        annotate(error, flight.operation, label, variable=self.name, detail=detail)
+        if isinstance(error, Truncated):  # it is the reader who takes the time to find out
+            error.find_needed = partial(_needed, shape, error.partial, backend)
+        else:
+            error.partial = self.raw if self.sample is None else self.raw[self.sample - 1]
 
     def resolve(self) -> None:
         if self.variable is not None:
@@ -142,7 +146,6 @@ def _cut_off(params: SamplingParams, completion: Completion) -> Truncated:
         f"{by} ended the text before it was known to be complete ({shape.label}): "
         f"{completion.text[-80:]!r}; {remedy}",
         partial=completion.text,
-        shape=shape,
     )
 
 
@@ -152,20 +155,12 @@ def _limit(params: SamplingParams) -> str:
     return "the end of the model's context" if endless else "max_tokens"
 
 
-def explained(error: BaseException, backend: Backend) -> BaseException:
-    """The same error; one of a text that was cut off now says how much more that would have taken.
-    It is the reader who takes the time to find out.
-    """
-    if isinstance(error, Truncated) and error.shape is not None:
-        shape, error.shape = error.shape, None
-        try:
-            error.needed = backend.count_tokens(shape.closing(error.partial) or "") or None
-        except ConstraintError:
-            return error
-        if error.needed:
-            more = "1 more token" if error.needed == 1 else f"{error.needed} more tokens"
-            error.args = (f"{error.args[0]}; {more} would close it",)
-    return error
+def _needed(shape: Constraint, text: str, backend: Backend) -> int | None:
+    """How many more tokens would have closed a text that was cut off."""
+    try:
+        return backend.count_tokens(shape.closing(text) or "") or None
+    except ConstraintError:
+        return None
 
 
 def _captures(

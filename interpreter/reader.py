@@ -15,7 +15,6 @@ from stemma.backend.base import ChoiceScore, Usage
 from stemma.interpreter.events import Event, TextAdded, VariableFinished
 from stemma.interpreter.executor import Executor
 from stemma.interpreter.feed import Feed
-from stemma.interpreter.landing import explained
 from stemma.interpreter.picture import Picture, picture_of
 from stemma.interpreter.run import Run, cancellation
 from stemma.interpreter.tasks import Define, Tokens
@@ -85,7 +84,7 @@ class BranchReader:
         """
         variable = self._read(name)
         if variable.unreadable is not None:
-            raise explained(variable.unreadable, self._run.backend)
+            raise variable.unreadable
         return variable.value
 
     __iter__ = None  # else Python would ask for s[0], s[1], ...

@@ -7,7 +7,7 @@ queued it (`site`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -89,9 +89,9 @@ class Truncated(StemmaError):
     """A value was read whose text was cut off before it had the shape that was asked for. Fails
     neither branch nor run.
 
-    partial: the text. needed: how many more tokens would have closed it, where that is known.
-    values: of several samples the value of each, None for those that were cut off.
-    shape: the constraint, until it is known how many tokens it would have needed.
+    partial: the text. needed: how many more tokens would have closed it, where that is known; the
+    message says so, too. values: of several samples the value of each, None for those that were cut
+    off. find_needed: finds `needed` out, which can take a second: for whoever looks at the error.
     """
 
     def __init__(
@@ -101,13 +101,32 @@ class Truncated(StemmaError):
         partial: str = "",
         needed: int | None = None,
         values: Sequence[Any] = (),
-        shape: Any = None,
+        find_needed: Callable[[], int | None] | None = None,
     ) -> None:
         super().__init__(message)
         self.partial = partial
-        self.needed = needed
         self.values = tuple(values)
-        self.shape = shape
+        self._needed = needed
+        self.find_needed = find_needed
+
+    @property
+    def needed(self) -> int | None:
+        if (find := self.find_needed) is not None:
+            self._needed = find()
+            self.find_needed = None
+        return self._needed
+
+    def __str__(self) -> str:
+        said = super().__str__()
+        if self.needed is None:
+            return said
+        more = "1 more token" if self.needed == 1 else f"{self.needed} more tokens"
+        return f"{said}; {more} would close it"
+
+    def __reduce__(self) -> Any:
+        """To be pickled it must know what only this process can find out."""
+        self.needed  # noqa: B018
+        return super().__reduce__()
 
 
 class ConstraintError(StemmaError):

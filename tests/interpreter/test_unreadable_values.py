@@ -3,6 +3,7 @@ is read."""
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel, field_validator
 
 import stemma as st
 from stemma.errors import ConstraintError, StemmaError, Truncated
+from stemma.interpreter.events import VariableFinished
 
 
 class Small(BaseModel):
@@ -103,6 +105,7 @@ def told_by(state: st.ProgramState, name: str) -> dict[str, Any]:
     known = ("args", "partial", "values", "variable", "branch", "site", "__notes__")
     return {
         "type": type(error),
+        "text": str(error),
         "needed": getattr(error, "needed", None),
         **{key: getattr(error, key) for key in known},
     }
@@ -123,4 +126,37 @@ def test_a_state_of_a_checkpoint_tells_the_same_of_what_cannot_be_read(tmp_path:
     for name in ("cut", "refused"):
         assert told_by(again, name) == told_by(first, name)
     assert told_by(again, "cut")["needed"] == 2
-    assert "2 more tokens would close it" in told_by(again, "cut")["args"][0]
+    assert "2 more tokens would close it" in told_by(again, "cut")["text"]
+
+
+def test_how_much_more_it_would_have_taken_is_told_wherever_one_looks_first() -> None:
+    @st.function
+    def cut(s: st.ProgramState) -> None:
+        s += st.gen("cut", **CUT)
+
+    stream = cut.stream(backend=CountingBackend(["[1, 2, 3]"]))
+    (told,) = [event.value for event in stream if isinstance(event, VariableFinished)]
+    assert isinstance(told, Truncated)
+    assert str(told).endswith("; 2 more tokens would close it")
+    again = pickle.loads(pickle.dumps(failed_read("list", ["[1, 2, 3]"], Truncated, **CUT)))
+    assert (again.needed, again.variable) == (None, "list")
+    for _ in "ab":
+        with pytest.raises(Truncated) as caught:
+            stream.state["cut"]
+        assert caught.value is told
+        assert told.needed == 2
+        copied = pickle.loads(pickle.dumps(told))
+        assert (str(copied), copied.needed, copied.args) == (str(told), 2, told.args)
+
+
+def test_nobody_waits_for_what_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    @st.function
+    def cut(s: st.ProgramState) -> None:
+        s += st.gen("cut", **CUT)
+
+    def closing(*_: object) -> str:
+        raise AssertionError("it was found out")
+
+    monkeypatch.setattr(st.Constraint, "closing", closing)
+    with pytest.raises(Truncated):
+        cut.run(backend=CountingBackend(["[1, 2, 3]"]))["cut"]
