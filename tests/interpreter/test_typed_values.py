@@ -217,7 +217,7 @@ def test_a_text_that_was_cut_tells_how_much_more_would_have_closed_it(
 
     with st.LocalBackend(default_model_folder) as backend:
         state = colours.run(8, backend=backend)
-        with pytest.raises(Truncated, match=r"; \d+ more tokens would close it$") as caught:
+        with pytest.raises(Truncated, match=r"(?m); \d+ more tokens would close it$") as caught:
             state["cut"]
         needed = caught.value.needed
         assert needed is not None
