@@ -47,8 +47,8 @@ def _of_reader(read: Any) -> Iterator[type[Any]]:
     adapter = getattr(owner, "adapter", owner)
     if isinstance(adapter, TypeAdapter):
         yield from _of_adapter(adapter)
-    elif isinstance(owner, dict):  # the values by their texts
-        yield from {type(value) for value in owner.values() if isinstance(value, Enum)}
+    elif isinstance(members := getattr(owner, "values", None), Mapping):  # by their texts
+        yield from {type(member) for member in members.values() if isinstance(member, Enum)}
     for _, inner in getattr(owner, "readers", ()):  # of tools
         yield from _of_reader(inner)
 

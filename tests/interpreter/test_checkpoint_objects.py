@@ -8,7 +8,7 @@ import datetime
 import json
 import sys
 from decimal import Decimal
-from enum import Enum, Flag, IntEnum
+from enum import Enum, Flag, IntEnum, StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
@@ -289,6 +289,9 @@ def local_types() -> dict[str, Any]:
     class Choice(Enum):
         A = "a"
 
+    class Letter(StrEnum):
+        A = "a"
+
     class Two(NamedTuple):
         one: int
 
@@ -301,7 +304,7 @@ def local_types() -> dict[str, Any]:
         "Choice": st.gen("it", dtype=Choice),
         "Two": st.gen("it", dtype=dict[str, list[Two]]),
         "n": st.gen("it", dtype=Model, n=2),
-        "Literal": st.gen("it", dtype=list[Literal[Choice.A]]),
+        "Literal": st.gen("it", dtype=list[Literal[Letter.A]]),
         "capture": st.gen(
             grammar=st.seq("so: ", st.capture("it", st.Constraint.json_schema(Model)))
         ),
