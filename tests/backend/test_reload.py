@@ -123,7 +123,7 @@ def test_weights_that_would_run_otherwise_are_refused(
     with LocalBackend(tiny_model(), kv_tokens=512, quantization="int8") as backend:
         expected = backend.generate([PROMPT], GREEDY)[0].token_ids
         monkeypatch.setattr(backend, "_quantization", None)
-        with pytest.raises(ModelLoadError, match="not quantised.*int8.*new LocalBackend"):
+        with pytest.raises(ModelLoadError, match=r"not quantised.*int8.*new LocalBackend"):
             backend.reload_weights(tiny_model(seed=1))
         assert backend.generate([PROMPT], GREEDY)[0].token_ids == expected
 
