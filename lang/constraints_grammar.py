@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from stemma.lang.constraints_escapes import fault_of_text
 from stemma.lang.constraints_gbnf import Gbnf, looks_like_gbnf
-from stemma.lang.constraints_lark import TOKEN, Definition, Token, can_end
+from stemma.lang.constraints_lark import TOKEN, Definition, Token, endless_rule, last_open
 from stemma.lang.constraints_limits import (
     MOST_ALTERNATIVES,
     MOST_COUNT,
@@ -32,6 +32,9 @@ from stemma.lang.errors import InvalidArgument
 MOST_PAIRS = 1_000_000  # of an alternative that may end and one that goes on behind its rule
 MOST_REFERENCES = 20_000  # of rules to rules; those that may be empty cost squared time
 MOST_PARTS = 2_000  # rules, groups and repetitions; llguidance recurses into them
+
+# What a regular expression has that matches nothing.
+_may_be_empty = re.compile(r"\^|\$|&&|--").search
 
 _SETTINGS = {
     "max_tokens": "gen(max_tokens=...)",
@@ -52,6 +55,7 @@ def compiled_grammar(source: str) -> tuple[str, list[str]]:
     compiled = LLMatcher.grammar_from_lark(analysis.text)
     if message := refusal(compiled):
         analysis.refuse_as_llguidance_does(message)
+    analysis.check_expressions()
     analysis.check_ends()
     analysis.check_terminals()
     if reason := emptiness(compiled):
@@ -207,6 +211,11 @@ class _Analysis:
                 f"{token.text} names a token of a model; a constraint is about text: write it in "
                 "quotes if the text is meant",
             )
+        if token.text.startswith("%llguidance"):
+            self.refuse(
+                token.at,
+                "%llguidance sets options of llguidance, which are set already: leave it out",
+            )
         if token.kind == "reference":
             self.refuse(token.at, f"{token.text} names another grammar; there is only this one")
         if token.kind != "text":
@@ -267,6 +276,22 @@ class _Analysis:
             )
         return 'write plain texts as a terminal, its name in capitals, as WORD: "a" | "b"'
 
+    def check_expressions(self) -> None:
+        """Refuse regular expressions that match nothing, which need a class with none in it or an
+        anchor; unless all else is meant."""
+        from llguidance import LLMatcher
+
+        seen = {""}
+        for definition in () if self.gbnf else self.definitions.values():
+            before = ""
+            for token in definition.body:
+                text = token.text
+                if text[0] == "/" and before != "~" and text not in seen and _may_be_empty(text):
+                    seen.add(text)
+                    if emptiness(LLMatcher.grammar_from_lark(f"start: {text}")) == "nothing":
+                        self.refuse(token.at, f"{text:.60} matches nothing")
+                before = text
+
     def check_terminals(self) -> None:
         """Refuse regular expressions that cost too much, with all terminals that they are made of:
         too many that must hold at once, or too many parts that may be left out."""
@@ -317,54 +342,34 @@ class _Analysis:
 
     def check_ends(self) -> None:
         """Refuse rules in use that no text can ever complete, as `list: "," list`."""
-        users: dict[str, list[str]] = {}
-        for name, definition in self.definitions.items():
-            for token in definition.body:
-                if token.kind == "name":
-                    users.setdefault(token.text.lstrip("!?"), []).append(name)
-        ending: set[str] = set()
-        waiting = list(self.definitions)
-        while waiting:  # a rule is looked at again when one that it uses proves to end
-            name = waiting.pop()
-            definition = self.definitions[name]
-            if name not in ending and can_end(definition.body, ending, self.definitions):
-                ending.add(name)
-                waiting += users.get(name, ())
-        endless = {name: None for name in self.definitions if name not in ending}
-        if endless:
-            culprit = next(
-                (name for name in endless if self._needs_itself(name, endless)), next(iter(endless))
-            )
-            name, _ = self.written(self.definitions[culprit])
+        if (culprit := endless_rule(self.definitions)) is not None:
             self.refuse(
-                self.definitions[culprit].at,
-                f"{name!r} never ends: each of its alternatives needs itself again",
+                culprit.at,
+                f"{self.written(culprit)[0]!r} never ends: each of its alternatives needs itself "
+                "again",
             )
-
-    def _needs_itself(self, name: str, endless: dict[str, None]) -> bool:
-        seen: set[str] = set()
-        waiting = [name]
-        while waiting:
-            for token in self.definitions[waiting.pop()].body:
-                below = token.text.lstrip("!?")
-                if below == name and token.kind == "name":
-                    return True
-                if token.kind == "name" and below in endless and below not in seen:
-                    seen.add(below)
-                    waiting.append(below)
-        return False
 
     def refuse_as_llguidance_does(self, message: str) -> NoReturn:
         """llguidance's error, shown in the text that the user wrote."""
         lines = message.strip().split("\n")
         found = re.match(r"(?:at )?(\d+)\((\d+)\): (.*)", lines[0])
         if found is None:
-            known = lines[0].replace("no start rule found", "there is no rule named 'start'")
-            raise InvalidArgument(f"{self.named}: {meaning(known)}")
+            said = "there is no rule named 'start'"
+            if "no start rule found" not in lines[0]:
+                said = meaning(lines[0])
+            raise InvalidArgument(f"{self.named}: {said}")
         line, column, said = int(found[1]), int(found[2]), found[3]
         begin = sum(len(one) + 1 for one in self.lark.split("\n")[: line - 1])
         if said == "lexer error":
-            said = "an unexpected character, or a string or regex that does not end in its line"
+            self.refuse(
+                begin + column - 1,
+                "an unexpected character, or a string or regex that does not end in its line",
+            )
+        if re.match(r"Expected token '[)\]}]', found '\\n'", said):
+            bodies = (definition.body for definition in self.definitions.values())
+            tokens = [token for body in bodies for token in body if token.at < begin + column]
+            if (opened := last_open(tokens)) is not None:
+                self.refuse(opened.at, f"{opened.text} is not closed in its line")
         if unknown := re.match(r'unknown name: "([\w-]+)"', said):
             # llguidance points to where the alternatives begin that have it.
             name = re.compile(rf"(?<![\w-]){unknown[1]}(?![\w-])")
@@ -372,6 +377,5 @@ class _Analysis:
                 self.refuse(shown.start(), f"nothing defines {unknown[1]!r}")
         reasons = [one for one in lines if one.startswith("error: ")]
         if reasons:
-            reason = meaning(reasons[0].removeprefix("error: "))
-            said = f"{said.split(' (in regex)')[0]:.200}: {reason}"
+            said = f"{said.split(' (in regex)')[0]:.200}: {reasons[0].removeprefix('error: ')}"
         self.refuse(begin + column - 1, meaning(said))

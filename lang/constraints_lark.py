@@ -6,6 +6,7 @@ Used by `constraints_grammar.py`.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 TOKEN = re.compile(
@@ -37,7 +38,52 @@ class Definition:
     body: list[Token] = field(default_factory=list)
 
 
-def can_end(body: list[Token], ending: set[str], known: dict[str, Definition]) -> bool:
+def last_open(tokens: Iterable[Token]) -> Token | None:
+    """The last bracket that nothing closes."""
+    opened: list[Token] = []
+    for token in tokens:
+        if token.kind == "mark" and token.text in "([{":
+            opened.append(token)
+        elif token.kind == "mark" and token.text in ")]}" and opened:
+            opened.pop()
+    return opened[-1] if opened else None
+
+
+def endless_rule(definitions: dict[str, Definition]) -> Definition | None:
+    """A rule that no text can ever complete, one that needs itself if there is one."""
+    users: dict[str, list[str]] = {}
+    for name, definition in definitions.items():
+        for token in definition.body:
+            if token.kind == "name":
+                users.setdefault(token.text.lstrip("!?"), []).append(name)
+    ending: set[str] = set()
+    waiting = list(definitions)
+    while waiting:  # a rule is looked at again when one that it uses proves to end
+        name = waiting.pop()
+        if name not in ending and _can_end(definitions[name].body, ending, definitions):
+            ending.add(name)
+            waiting += users.get(name, ())
+    endless = {name: body for name, body in definitions.items() if name not in ending}
+    selfish = (name for name in endless if _needs_itself(name, endless))
+    culprit = next(selfish, next(iter(endless), None))
+    return None if culprit is None else endless[culprit]
+
+
+def _needs_itself(name: str, endless: dict[str, Definition]) -> bool:
+    seen: set[str] = set()
+    waiting = [name]
+    while waiting:
+        for token in endless[waiting.pop()].body:
+            below = token.text.lstrip("!?")
+            if below == name and token.kind == "name":
+                return True
+            if token.kind == "name" and below in endless and below not in seen:
+                seen.add(below)
+                waiting.append(below)
+    return False
+
+
+def _can_end(body: list[Token], ending: set[str], known: dict[str, Definition]) -> bool:
     """Whether one alternative of a body has only parts that can end. What is optional can; so can
     all that this reading does not know."""
     # One frame per open group: whether an alternative before was good, and the one being read is.

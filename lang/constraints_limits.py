@@ -72,6 +72,16 @@ _MEANINGS = (
         "whether some text fits all its patterns takes too long to find out: let fewer meet, as in "
         "allOf, or write one that says the same",
     ),
+    (
+        r"symbols\.len\(\) < u16::MAX",
+        "its rules have more than 65,000 symbols, in GBNF one for each character of a text: use "
+        "fewer or shorter ones",
+    ),
+    (
+        r"lexer precomputation failed|initial_lexer_fuel",
+        "its regular expressions take too long to prepare: " + _EXPRESSION,
+    ),
+    (r"^NoExtension", "no text goes on from here"),
     (r"schema too large", "it is too large when the cases of allOf are written out: use fewer"),
 )
 
@@ -84,12 +94,13 @@ def parser_limits() -> LLParserLimits:
 
 
 def meaning(reason: str) -> str:
-    """What llguidance's word for a limit that was hit means, and the remedy; its first line, where
-    it is none that is known."""
+    """What llguidance's word for a limit that was hit means, and the remedy; its first line, as
+    what it says, where it is none that is known."""
     for pattern, said in _MEANINGS:
         if found := re.search(pattern, reason):
             return said.format(*(f"{int(number):,}" for number in found.groups()))
-    return reason.strip().splitlines()[0] if reason.strip() else "no reason given"
+    first = reason.strip().partition("\n")[0] or "nothing about it"
+    return f"llguidance says: {first}"
 
 
 def gathered(

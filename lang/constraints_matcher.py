@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MOST_SECONDS = 5.0  # of one walk over a text; a grammar that needs more is not usable either
 _CHUNK = 16  # bytes between two looks at the clock
 _SLOW = 0.1  # seconds that so many take; then it is looked at after each
+_MANY_BYTES = 500_000  # in so much time; a grammar that takes them is not the cause
 _END = 256  # the token that ends a text
 _EXAMPLE_BYTES = 2_000
 _MOST_MISSES = 60
@@ -115,9 +116,12 @@ def consume(walk: LLMatcher, data: bytes) -> int:
         before, now = now, time.monotonic()
         size = _CHUNK if now - before < _SLOW else 1
         if now - begun > MOST_SECONDS:
+            took = f"{at:,} bytes took more than {MOST_SECONDS:g} s"
+            if at > _MANY_BYTES:
+                raise ConstraintError(f"the text is too long: {took}, and it has {len(data):,}")
             raise ConstraintError(
-                f"the grammar is too ambiguous: {at:,} bytes took more than "
-                f"{MOST_SECONDS:g} s; prefer `item+` to `items: items items | item`"
+                f"the grammar is too ambiguous: {took}; prefer `item+` to "
+                "`items: items items | item`"
             )
     return at
 
@@ -152,9 +156,9 @@ def examples(compiled: str, n: int, seed: int) -> list[str]:
     found: dict[str, None] = {}
     misses = 0
     lost = ""
-    begun = time.monotonic()
-    while len(found) < n and misses < _MOST_MISSES and time.monotonic() - begun < MOST_SECONDS:
-        text, why = _example(compiled, draw, misses)
+    end = time.monotonic() + MOST_SECONDS
+    while len(found) < n and misses < _MOST_MISSES and time.monotonic() < end:
+        text, why = _example(compiled, draw, misses, end)
         lost = why or lost
         if why == _ALL_LONG:
             break
@@ -177,16 +181,16 @@ _DEAD = "all random walks came to where nothing can follow"
 _NO_TEXT = "what it allows are bytes that are no text: `~` allows all else, not only characters"
 
 
-def _example(compiled: str, draw: random.Random, misses: int) -> tuple[str, str]:
+def _example(compiled: str, draw: random.Random, misses: int, end: float) -> tuple[str, str]:
     """One random walk to an accepted text, and why there is none where it got lost.
 
     misses: walks that found nothing since the last that did; walks take turns in
-    what they prefer, for what one never finds another may.
+    what they prefer, for what one never finds another may. end: when to stop.
     """
     walk = matcher(compiled)
     text = bytearray()
     soft = draw.randrange(_SOFT_BYTES)
-    while len(text) < _EXAMPLE_BYTES:
+    while len(text) < _EXAMPLE_BYTES and time.monotonic() < end:
         ahead = walk.compute_ff_bytes()
         if ahead:
             if len(ahead) > _EXAMPLE_BYTES and not text:

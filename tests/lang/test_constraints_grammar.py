@@ -49,13 +49,16 @@ def test_a_text_has_the_escapes_of_json() -> None:
             "an unexpected character, or a string or regex that does not end in its line\n"
             '   2 | A: "x\n            ^',
         ),
-        ('start: "a" | )\n', "expecting rule, token or statement"),
-        ('start: "a"{3', "Expected token '}'"),
+        ('start: "a" | )\n', "llguidance says: expecting rule, token or statement"),
+        (
+            'start: "a"{3',
+            'grammar: { is not closed in its line\n   1 | start: "a"{3\n' + " " * 17 + "^",
+        ),
         (
             "start: /(?=a)b/\n",
             "look-around, including look-ahead and look-behind, is not supported",
         ),
-        ('foo: "a"\n', "there is no rule named 'start'"),
+        ('foo: "a"\n', "grammar: there is no rule named 'start'"),
         ("", "Empty grammar"),
         ('start: "a"\nstart: "b"\n', 'duplicate rule: "start"\n   2 | start: "b"'),
         ("start: A\nA: B\nB: A", "circular reference in token"),
@@ -66,7 +69,21 @@ def test_a_text_has_the_escapes_of_json() -> None:
         ),
         ('start: a\na: "x" b\nb: "y" a\n', "'a' never ends"),
         ('start: x\nx: ("a" | x)* x\n', "'x' never ends"),
-        (r"start: /[^\s\S]/", "it matches nothing"),
+        (
+            'start: B | "a"\nB: "b" /[^\\s\\S]/\n',
+            'grammar: /[^\\s\\S]/ matches nothing\n   2 | B: "b" /[^\\s\\S]/\n' + " " * 14 + "^",
+        ),
+        ('start: "x" (/[a-c&&x]b/ | /a/)\n', "/[a-c&&x]b/ matches nothing\n   1 | start:"),
+        ("start: A\nA: /a/ & /b/\n", "grammar: it matches nothing"),
+        (
+            '%llguidance {"no_forcing": true}\nstart: "a"\n',
+            "%llguidance sets options of llguidance, which are set already: leave it out\n   1 | %",
+        ),
+        (
+            'start: "a" ("b" | ["c"]\n\n',
+            '( is not closed in its line\n   1 | start: "a" ("b" | ["c"]\n' + " " * 18 + "^",
+        ),
+        ('start: a\na: ["a"', "[ is not closed in its line\n   2 | a: ["),
         (
             "start: <|end|>\n",
             "<|end|> names a token of a model; a constraint is about text: write it in quotes if "
@@ -136,7 +153,7 @@ def test_a_rule_that_nothing_uses_is_warned_of() -> None:
         'start: x\n\nx: "a"  // : "b" y\n  | "c" x\n',
         "%import common.INT\n%ignore WS\nWS: /[ \\t]+/\nstart: INT*\n",
         'start: "a::b" | ":" | /x:y/\n',
-        "start: A\nA: /[a-z]+/ & ~/(?s:.*)xx(?s:.*)/ & /(?s:.*)/\n",
+        "start: A\nA: /[a-z]+/ & ~/[^\\s\\S]/ & ~/(?s:.*)xx(?s:.*)/ & /(?s:.*)/\n",
     ],
 )
 def test_a_good_grammar_raises_and_warns_of_nothing(

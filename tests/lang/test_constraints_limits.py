@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 
 from stemma.errors import ConstraintError, InvalidArgument
+from stemma.lang import constraints_matcher
 from stemma.lang.constraints import Constraint
+from stemma.lang.constraints_limits import meaning
 
 WORDS = [f"word{number * 7919 % 100_003}x" for number in range(5_000)]
 QUOTED = [f'"{word}"' for word in WORDS]
@@ -94,6 +97,10 @@ def test_what_a_text_can_reach_is_taken(pattern: str) -> None:
             "apart: write plain texts as a terminal, its name in capitals, as WORD: ",
         ),
         (
+            'root ::= "' + "ab" * 40_000 + '"',
+            "its rules have more than 65,000 symbols, in GBNF one for each character of a text",
+        ),
+        (
             "root ::= " + " | ".join(f'"{chr(0x4E00 + number)}x"' for number in range(5_001)),
             "5,001 of them in 'root'; at most 5,000 can be told apart: put those that begin alike "
             "into one rule, and single characters into a class, as [abc]",
@@ -149,6 +156,38 @@ def test_a_limit_that_only_a_text_meets_is_told_in_terms_of_the_constraint() -> 
     wide = "start: s+\ns: " + " | ".join(f's {word} | "y"' for word in QUOTED[:250])
     with pytest.raises(ConstraintError, match=r"rules are open at once|too ambiguous"):
         Constraint.grammar(wide).matches("y" * 3_000)
+
+
+def test_a_long_text_is_no_fault_of_its_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constraints_matcher, "MOST_SECONDS", 0.01)
+    monkeypatch.setattr(constraints_matcher, "_MANY_BYTES", 100)
+    with pytest.raises(ConstraintError, match=r"text is too long: .* and it has 1,000,000"):
+        Constraint.regex("[a-z ]*").matches("a" * 1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("NoExtensionBias\n<non-verbose/>", "no text goes on from here"),
+        (
+            "lexer precomputation failed; either increase limits.initial_lexer_fuel or disable",
+            "its regular expressions take too long to prepare: give its repeats smaller bounds",
+        ),
+        ("what is new\nhere", "llguidance says: what is new"),
+        ("", "llguidance says: nothing about it"),
+    ],
+)
+def test_what_llguidance_says_is_told_in_terms_of_the_constraint(reason: str, said: str) -> None:
+    assert meaning(reason).startswith(said)
+
+
+def test_looking_for_an_example_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Constraint.grammar('root ::= . .* [^b-c]+ "baa"')
+    monkeypatch.setattr(constraints_matcher, "MOST_SECONDS", 0.2)
+    begun = time.monotonic()
+    with pytest.raises(ConstraintError, match="no random walk came to an end"):
+        slow.examples()
+    assert time.monotonic() - begun < 5
 
 
 def test_that_no_example_is_found_is_said_with_the_reason() -> None:
