@@ -25,7 +25,7 @@ _TOKEN = re.compile(
     |(?P<head>[\w-]+)(?=[ \t]*::=)
     |(?P<is>::=)
     |(?P<name>[\w-]+)
-    |(?P<repeat>[*+?]|\{[^{}]*\})
+    |(?P<repeat>[*+?]|\{[\w, \t]*\})
     |(?P<special><[^<>\n]*>)
     |(?P<mark>.)""",
     re.VERBOSE | re.DOTALL,
@@ -34,6 +34,7 @@ _COUNT = re.compile(r"\{\s*([0-9]+)\s*(,\s*([0-9]+)?)?\s*\}")
 _ESCAPE = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|[nrt\\\"\[\]]")
 _ESCAPES = r"\n \r \t \\ \" \[ \] \xHH \uHHHH \UHHHHHHHH"
 _DIGITS = {"x": "two", "u": "four", "U": "eight"}
+_REPEATS = "a repeat is written {3}, {3,}, {3,5} or {0,5}"
 _PLAIN = {"n": "\n", "r": "\r", "t": "\t"}
 _SURROGATES = (0xD800, 0xDFFF)
 _LAST = 0x10FFFF
@@ -147,7 +148,7 @@ class Gbnf:
         if token.text in (")", "]", "}"):
             message = f"{token.text} closes nothing"
         elif token.text == "{":
-            message = "a repeat that begins here does not end"
+            message = _REPEATS
         elif token.kind == "is" or (token.kind == "mark" and token.text not in "|(."):
             message = f"{token.text!r} has no meaning here"
         self.refuse(token.at, message)
@@ -238,7 +239,7 @@ class Gbnf:
         if token.text[0] == "{":
             found = _COUNT.fullmatch(token.text)
             if found is None:
-                self.refuse(token.at, "a repeat is written {3}, {3,}, {3,5} or {0,5}")
+                self.refuse(token.at, _REPEATS)
             least = self._count(found, 1, token.at, MOST_LEAST)
             most = self._count(found, 3, token.at, MOST_COUNT) if found[3] else None
             if most is None and not found[2]:

@@ -334,7 +334,7 @@ class _Analysis:
                 seen.add(name)
                 waiting += [t.text for t in self.definitions[name].body if t.kind == "name"]
         for name, definition in self.definitions.items():
-            if name not in seen | self.shared and "start" in self.definitions:
+            if name not in seen and name not in self.shared and "start" in self.definitions:
                 called, line = self.written(definition)
                 self.warnings.append(
                     f"{self.named}: nothing uses {called!r}, defined in line {line}"

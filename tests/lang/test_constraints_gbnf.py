@@ -100,7 +100,10 @@ def test_escapes_and_classes_mean_what_they_mean_in_llama_cpp(
             '   1 | root ::= "a"{2,1}\n' + " " * 19 + "^",
         ),
         ('root ::= "a"{,2}\n', "a repeat is written {3}, {3,}, {3,5} or {0,5}\n   1 | root"),
-        ('root ::= "a"{2\n', "a repeat that begins here does not end\n   1 | root"),
+        (
+            'root ::= "a"{2\nb ::= "{}"',
+            "a repeat is written {3}, {3,}, {3,5} or {0,5}\n   1 | root",
+        ),
         (
             'root ::= "a"\n  | "b"\n',
             "alternatives go on in a new line only in parentheses, or where the line before ends "

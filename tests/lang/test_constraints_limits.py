@@ -242,6 +242,11 @@ HOSTILE = {
         "start: A12\nA0: /a?b/\n" + "".join(f"A{i}: A{i - 1} A{i - 1}\n" for i in range(1, 13)),
         "root ::= " + "(" * 50_000 + '"a"' + ")" * 50_000,
         'start: "' + "ab" * 500_000 + '"',
+        'root ::= "' + "ab" * 20_000 + '"',
+        "root ::= " + " | ".join(f'"w{number * 7919 % 100_003}"' for number in range(20_000)),
+        "root ::= " + " | ".join(f'"{"a" * number}"' for number in range(1, 300)),
+        'root ::= (((("a"* "b"*)* [ab]*)* "\\"")* .*)* "c"',
+        'root ::= [a-c"] root | "[" root? | "1" | ","',
     ],
     "json_schema": [
         {"enum": WORDS},
