@@ -8,8 +8,6 @@ from datetime import date, time, timedelta
 from enum import Enum
 from typing import Any
 
-from pydantic_core import to_jsonable_python
-
 from stemma.interpreter.events import Failed, Forked, TextAdded, VariableFinished
 from stemma.interpreter.state import ProgramState
 from stemma.interpreter.stream import Stream
@@ -129,7 +127,14 @@ def as_json(value: Any) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return [as_json(each) for each in value]
     if hasattr(value, "__pydantic_serializer__") or isinstance(value, _TIMES):
-        return as_json(to_jsonable_python(value, by_alias=True, fallback=str))
+        return as_json(_plain(value))
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: as_json(getattr(value, field.name)) for field in fields(value)}
     return str(value)
+
+
+def _plain(value: Any) -> Any:
+    from pydantic import TypeAdapter  # which takes a while
+
+    serializer = TypeAdapter(Any).serializer
+    return serializer.to_python(value, mode="json", by_alias=True, fallback=str)
