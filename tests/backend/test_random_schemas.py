@@ -85,7 +85,7 @@ def test_noise_in_a_random_shape_has_that_shape(backend: LocalBackend, on_limit:
                     assert told.completion.finish_reason == "length"
                     assert error.partial == told.completion.text
                     assert constraint.prefix_ok(error.partial)
-                    assert error.shape == constraint
+                    assert f"({constraint.label})" in str(error)
                     ways["cut"] += 1
                     continue
                 if schema is None:
