@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from stemma.errors import InvalidArgument
@@ -349,10 +350,22 @@ def _of_schema(schema: Any) -> st.SearchStrategy[Any]:
     return st.one_of(*(known[name] for name in types))
 
 
+def _orders(schema: Any) -> Iterator[tuple[str, ...]]:
+    """The order of the properties of each object."""
+    if isinstance(schema, dict):
+        if schema.get("properties"):
+            yield tuple(schema["properties"])
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for one in schema:
+            yield from _orders(one)
+
+
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_a_schema_takes_what_a_validator_takes(data: st.DataObject) -> None:
     schema = data.draw(_SCHEMAS, label="schema")
+    assume(len(set(_orders(schema))) < 2)  # else an object may be written in that of another
     constraint = Constraint.json_schema(schema)
     known = jsonschema.Draft202012Validator(
         schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
