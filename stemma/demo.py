@@ -25,7 +25,7 @@ STORY = (
 )
 QUESTIONS = {
     "who": ("Who moved into the lighthouse?", "Into the lighthouse moved"),
-    "dog": ("What is the name of the dog?", "The dog is named"),
+    "dog": ("What is the name of the dog?", "Mara's dog is named"),
     "oil": ("What did the people pay for?", "They paid for"),
 }
 TITLES = ("title-1", "title-2", "title-3", "title-4")
