@@ -22,6 +22,7 @@ from pydantic import BaseModel, Field, StringConstraints
 from stemma.errors import InvalidArgument
 from stemma.lang.constraints import Constraint
 from stemma.lang.constraints_types import described
+from tests.lang.test_constraints_types import Even, Point
 
 
 class Color(enum.Enum):
@@ -39,24 +40,6 @@ class Plain(enum.Enum):
 class Level(enum.IntEnum):
     LOW = 1
     HIGH = 10
-
-
-class Even(BaseModel):
-    number: int
-
-    @pydantic.field_validator("number")
-    @classmethod
-    def is_even(cls, number: int) -> int:
-        if number % 2:
-            raise ValueError("must be even")
-        return number
-
-
-@dataclass
-class Point:
-    x: int
-    tags: list[str]
-    y: float | None = None
 
 
 @dataclass
